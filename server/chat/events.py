@@ -1,0 +1,37 @@
+"""Block events: what a parser makes of a model's text. The runtime numbers them and writes them as deltas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+BlockKind = Literal["text", "thinking", "toolCall"]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStart:
+    index: int
+    block: BlockKind
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDelta:
+    """A fragment: of text, of thinking, or of a call's arguments as JSON."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlockEnd:
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The engine says that the model refused. A local model never does; the path is there for one that can."""
+
+
+BlockEvent = BlockStart | BlockDelta | BlockEnd | Refusal

@@ -1,0 +1,115 @@
+"""What passes between the web process, the chat helpers and a model's worker process: plain, picklable values."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of prompt text. Only where `control` is true may its text become control tokens."""
+
+    text: str
+    control: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What the sampler must obey.
+
+    `grammar` is GBNF with the root rule `root`. Without `markers` it holds from the first token on. With
+    `markers` the output is free until the first of them appears outside `thinking` (its opening and closing
+    text); the marker itself belongs to the grammar's text. `thinking_open`: the prompt ends inside thinking.
+    After the grammar has ended, only an end-of-generation token may follow.
+    """
+
+    grammar: str
+    markers: tuple[str, ...] = ()
+    thinking: tuple[str, str] | None = None
+    thinking_open: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling parameters of one generation. Temperature 0 is greedy."""
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One sequence to generate. `tokens` is the whole prompt; `scope` bounds which jobs may share its cache.
+
+    `deadline` is in seconds of `time.monotonic()` (one clock for all processes of the machine).
+    `banned` tokens are never sampled.
+    """
+
+    id: int
+    tokens: array[int]
+    sampling: Sampling
+    scope: str
+    deadline: float
+    max_tokens: int | None = None
+    constraint: Constraint | None = None
+    banned: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text that is certain: whole characters only. `tokens` counts the tokens behind it."""
+
+    text: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    finish: Literal["stop", "length"]
+    prompt_tokens: int
+    output_tokens: int
+    cache_read_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The generation ended without a result. `reason` is safe to show: it holds no prompt and no output."""
+
+    code: Literal["provider-error", "quota-exceeded", "cancelled", "timeout"]
+    reason: str
+    extra: dict[str, str] = field(default_factory=dict)
+
+
+Event = Text | Done | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """How a worker loads its model. Zero means: what the model was trained for, or what the machine suggests."""
+
+    path: str
+    context_length: int = 0
+    """Tokens per sequence."""
+    slots: int = 8
+    threads: int = 0
+    gpu_layers: int = -1
+    prefill_chunk: int = 0
+    queue: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a loaded model says of itself."""
+
+    architecture: str
+    context_length: int
+    """Tokens one sequence may hold."""
+    slots: int
+    vocabulary: int
+    backends: tuple[str, ...] = ()
