@@ -113,3 +113,26 @@ class ModelInfo:
     slots: int
     vocabulary: int
     backends: tuple[str, ...] = ()
+
+
+class EngineError(Exception):
+    """The engine cannot serve the model. `reason` is safe to show: it names no path and holds no prompt."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters of one engine since its start, and what it does now."""
+
+    active: int
+    """Sequences in the batch: in prefill or decoding."""
+    queued: int
+    """Jobs accepted and not yet in the batch."""
+    prompt_tokens: int
+    """Prompt tokens of finished jobs, cached ones included."""
+    cache_read_tokens: int
+    output_tokens: int
+    restarts: int

@@ -1,0 +1,359 @@
+"""The handle on one model's worker process, used from the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import server
+from server.engine.messages import Done, EngineError, EngineStats, Event, Failed, Job, ModelInfo, ModelSpec, Text
+from server.engine.protocol import Cancel, Decoder, Load, Ready, Refused, Step, Submit, encode
+
+_log = logging.getLogger(__name__)
+
+_BACK_OFF = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+"""Seconds before the n-th restart in a row; the row ends when a worker has lived for `_STABLE` seconds."""
+_STABLE = 60.0
+_GRACE = 2.0
+"""Seconds a worker gets to exit by itself once its socket is closed."""
+
+
+class Generation(AsyncIterator[Event]):
+    """The events of one job: `Text`…, then exactly one `Done` or `Failed`. Closing it (`aclose`) cancels the job."""
+
+    def __init__(self, job: Job, release: Callable[[Generation], None]) -> None:
+        self.job = job
+        self._release = release
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._bytes: list[bytes] = []
+        self._tokens = 0
+        self._end: Done | Failed | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._finished = False
+        self.timer: asyncio.TimerHandle | None = None
+
+    @property
+    def settled(self) -> bool:
+        return self._end is not None
+
+    def push(self, piece: bytes, tokens: int) -> None:
+        """Output from the worker. Pieces that wait for the consumer become one `Text`."""
+        if self._end is None:
+            self._bytes.append(piece)
+            self._tokens += tokens
+            self._wake()
+
+    def settle(self, end: Done | Failed) -> None:
+        """The first end wins. Output that a cancelled or failed job has not delivered yet is dropped."""
+        if self._end is None:
+            self._end = end
+            if isinstance(end, Failed):
+                self._bytes.clear()
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def __aiter__(self) -> Generation:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._finished:
+            if self._bytes or isinstance(self._end, Done):
+                text = self._decoder.decode(b"".join(self._bytes), final=self._end is not None)
+                self._bytes.clear()
+                if text:
+                    tokens, self._tokens = self._tokens, 0
+                    return Text(text, tokens)
+            if self._end is not None:
+                self._finished = True
+                return self._end
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            except asyncio.CancelledError:
+                self._release(self)
+                raise
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """Give the job up, where it has not ended."""
+        self._finished = True
+        self._release(self)
+
+
+class _Connection(asyncio.Protocol):
+    """One worker's end of the line: frames to its `Engine`, and the news of its death."""
+
+    def __init__(self, on_frame: Callable[[object], None]) -> None:
+        self._decoder = Decoder()
+        self._on_frame = on_frame
+        self.closed = asyncio.get_running_loop().create_future()
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        for frame in self._decoder.feed(data):
+            self._on_frame(frame)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+
+class Engine:
+    """One model in a worker process. The engine outlives its worker: when it dies its jobs fail, and another starts."""
+
+    @classmethod
+    async def start(cls, spec: ModelSpec, *, on_exit: Callable[[], None] | None = None) -> Engine:
+        """Load the model. `on_exit` is called whenever a worker dies unasked. Raises EngineError."""
+        engine = cls(spec, on_exit)
+        try:
+            await engine._start_worker()
+        except BaseException:
+            await engine.close()
+            raise
+        engine._supervisor = asyncio.create_task(engine._supervise())
+        return engine
+
+    def __init__(self, spec: ModelSpec, on_exit: Callable[[], None] | None) -> None:
+        self.info: ModelInfo
+        self._spec = spec
+        self._on_exit = on_exit
+        self._repack = True
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: _Connection | None = None
+        self._answer: asyncio.Future[Ready | Refused] | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._live: dict[int, Generation] = {}
+        self._waiting: list[Job] = []
+        self._ready = False
+        self._closing = False
+        self._load = (0, 0)
+        self._counts = [0, 0, 0, 0]
+
+    @property
+    def alive(self) -> bool:
+        """Whether a worker is loaded and answers."""
+        return self._ready
+
+    @property
+    def pid(self) -> int:
+        """The worker's process id, 0 where there is none."""
+        return self._process.pid if self._process is not None else 0
+
+    def stats(self) -> EngineStats:
+        prompt, cached, output, restarts = self._counts
+        active = self._load[0] if self._live else 0
+        return EngineStats(active, max(0, len(self._live) - active), prompt, cached, output, restarts)
+
+    # --- jobs
+
+    def generate(self, job: Job) -> Generation:
+        """Accept a job. What cannot be accepted (queue full, prompt too long) ends as `Failed` at once."""
+        if job.id in self._live:
+            raise ValueError("a job of this id is running")
+        generation = Generation(job, self._release)
+        refusal = self._refusal(job)
+        if refusal is not None:
+            generation.settle(refusal)
+            return generation
+        self._live[job.id] = generation
+        # The deadline is kept here: to the worker it is a cancel like any other.
+        left = max(0.0, job.deadline - time.monotonic())
+        loop = asyncio.get_running_loop()
+        generation.timer = loop.call_later(left, self._end, generation, Failed("timeout", "deadline reached"))
+        if self._ready:
+            self._send(Submit(job))
+        else:
+            self._waiting.append(job)
+        return generation
+
+    def _refusal(self, job: Job) -> Failed | None:
+        if self._closing:
+            return Failed("provider-error", "the engine is closed")
+        if len(self._live) >= self.info.slots + self._spec.queue:
+            return Failed("quota-exceeded", "too many generations wait for this model")
+        if len(job.tokens) >= self.info.context_length:
+            return Failed("quota-exceeded", "the prompt does not fit the context", {"reason": "context"})
+        if not job.tokens or min(job.tokens) < 0 or max(job.tokens) >= self.info.vocabulary:
+            return Failed("provider-error", "the prompt is not made of this model's tokens")
+        if job.max_tokens is not None and job.max_tokens < 1:
+            return Failed("provider-error", "no token may be generated")
+        return None
+
+    def cancel(self, job_id: int) -> None:
+        """Settle a job as cancelled now; the worker drops it within a step."""
+        if (generation := self._live.get(job_id)) is not None:
+            self._end(generation, Failed("cancelled", "cancelled"))
+
+    def _release(self, generation: Generation) -> None:
+        if self._live.get(generation.job.id) is generation:
+            self._end(generation, Failed("cancelled", "closed by the consumer"))
+
+    def _end(self, generation: Generation, end: Done | Failed, *, told: bool = False) -> None:
+        """Settle a live generation. `told`: the worker knows already."""
+        del self._live[generation.job.id]
+        if generation.timer is not None:
+            generation.timer.cancel()
+        generation.settle(end)
+        if isinstance(end, Done):
+            self._counts[0] += end.prompt_tokens
+            self._counts[1] += end.cache_read_tokens
+        if not told and self._ready:
+            self._send(Cancel(generation.job.id))
+        elif not told:
+            self._waiting = [job for job in self._waiting if job.id != generation.job.id]
+
+    # --- the worker
+
+    def _send(self, frame: object) -> None:
+        assert self._connection is not None and self._connection.transport is not None
+        self._connection.transport.write(encode(frame))
+
+    def _on_frame(self, frame: object) -> None:
+        if isinstance(frame, Step):
+            live = self._live
+            for job_id, piece, tokens in frame.output:
+                self._counts[2] += tokens
+                if (generation := live.get(job_id)) is not None:
+                    generation.push(piece, tokens)
+            for job_id, end in frame.ended:
+                if (generation := live.get(job_id)) is not None:
+                    self._end(generation, end, told=True)
+            self._load = (frame.active, frame.queued)
+        elif isinstance(frame, Ready | Refused) and self._answer is not None and not self._answer.done():
+            self._answer.set_result(frame)
+
+    async def _start_worker(self) -> None:
+        """Start a process and load the model in it. Raises EngineError.
+
+        A worker that dies while it loads is tried again without repacked weights: llama.cpp's AMX kernels, which
+        work on them, crash when an older GCC (seen with 12.2) has compiled them.
+        """
+        answer = await self._spawn()
+        if answer is None and self._repack and not self._closing:
+            _log.warning("the worker died while loading the model; trying again without repacked weights")
+            self._repack = False
+            answer = await self._spawn()
+        if answer is None:
+            raise EngineError("the worker died while it loaded the model")
+        if isinstance(answer, Refused):
+            _log.warning("llama.cpp refused the model: %s", answer.detail)
+            raise EngineError(answer.reason)
+        self.info = answer.info
+        self._ready = True
+        waiting, self._waiting = self._waiting, []
+        for job in waiting:
+            self._send(Submit(job))
+
+    async def _spawn(self) -> Ready | Refused | None:
+        """Start a worker and wait for its first word; None where it dies before. Afterwards it runs or is gone."""
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with theirs:
+            self._process = await asyncio.to_thread(_popen, theirs.fileno())
+        self._answer = loop.create_future()
+        _, connection = await loop.create_unix_connection(lambda: _Connection(self._on_frame), sock=ours)
+        self._connection = connection
+        self._send(Load(self._spec, self._repack))
+        await asyncio.wait([self._answer, connection.closed], return_when=asyncio.FIRST_COMPLETED)
+        if self._answer.done():
+            answer = self._answer.result()
+            if isinstance(answer, Ready):
+                return answer
+            await self._stop_worker()
+            return answer
+        await self._stop_worker()
+        return None
+
+    async def _stop_worker(self) -> None:
+        """Close the socket, which tells the worker to exit, and see that it has."""
+        self._ready = False
+        if self._connection is not None and self._connection.transport is not None:
+            self._connection.transport.abort()
+        process, self._process = self._process, None
+        if process is not None:
+            await asyncio.to_thread(_reap, process)
+
+    async def _supervise(self) -> None:
+        """Wait for the worker's death, fail what it was doing, start another; for ever."""
+        failures = 0
+        while True:
+            assert self._connection is not None
+            born = time.monotonic()
+            await self._connection.closed
+            self._fail_all("the model's worker process died")
+            await self._stop_worker()
+            if self._on_exit is not None:
+                self._on_exit()
+            if time.monotonic() - born > _STABLE:
+                failures = 0
+            while not self._ready:
+                await asyncio.sleep(_BACK_OFF[min(failures, len(_BACK_OFF) - 1)])
+                failures += 1
+                self._counts[3] += 1
+                try:
+                    await self._start_worker()
+                except EngineError as error:
+                    self._fail_all(error.reason)
+
+    def _fail_all(self, reason: str) -> None:
+        self._ready = False
+        self._waiting.clear()
+        for generation in list(self._live.values()):
+            self._end(generation, Failed("provider-error", reason), told=True)
+
+    async def close(self) -> None:
+        """End every generation and the worker. Idempotent."""
+        self._closing = True
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._supervisor
+            self._supervisor = None
+        self._fail_all("the engine was closed")
+        await self._stop_worker()
+
+
+def _popen(fd: int) -> subprocess.Popen[bytes]:
+    """Start a worker on its end of the socket pair.
+
+    A plain subprocess and not `multiprocessing`: that would run the parent's main module again in the child, keep a
+    resource tracker alive, and take environment variables only through the parent's own. The worker gets a session
+    of its own, so that Ctrl-C in a terminal reaches the server alone; its standard streams lead nowhere, since
+    what llama.cpp prints when it crashes may quote the output.
+    """
+    root = str(Path(server.__file__).parent.parent)
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    return subprocess.Popen(
+        [sys.executable, "-m", "server.engine.worker", str(fd)],
+        pass_fds=[fd],
+        env={**os.environ, "PYTHONPATH": path, "GGML_NO_BACKTRACE": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(_GRACE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,151 @@
+"""What the sampler must obey: a grammar, from the start or from the first marker on.
+
+llama.cpp's grammar sampler is a matcher over bytes that can be asked (apply it to candidates) and moved on (accept). It
+ends the process when it is moved on by what it does not allow, so everything here asks before it accepts.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+from server.engine import llama
+from server.engine.messages import Constraint
+from server.engine.vocab import Vocab
+
+
+class ConstraintError(Exception):
+    """The constraint cannot be kept. The text is safe to show."""
+
+
+class Guard:
+    """The constraint of one sequence.
+
+    `active`: the grammar holds for the next token. `banned`: tokens that may not be sampled while it does: control
+    tokens match a grammar by their text, inside a JSON string for example, and mean something else there.
+    `complete`: the grammar allows nothing more.
+    """
+
+    def __init__(self, constraint: Constraint, model: llama.Model, vocab: Vocab, candidates: llama.Candidates) -> None:
+        grammar = llama.grammar(model, constraint.grammar) if constraint.grammar.strip() else None
+        if grammar is None:
+            raise ConstraintError("llama.cpp cannot read the grammar")
+        self._grammar = grammar
+        self._vocab = vocab
+        self._candidates = candidates
+        self._search = Search(constraint) if constraint.markers else None
+        self.active = self._search is None
+        self.complete = False
+        named = _named_tokens(constraint.grammar, vocab)
+        markers = {vocab.token_of(marker) for marker in constraint.markers}
+        self.banned = np.array(sorted(vocab.controls - named - markers), np.intp)
+        self._eog = next(iter(vocab.eog), None)
+        # Whatever continues a text begins with some byte, so asking about every byte tells whether anything may follow.
+        self._probes = np.array([*vocab.byte_tokens.values(), *named], np.int32)
+
+    def allows(self, token: int) -> bool:
+        return bool(self.among([token])[0])
+
+    def among(self, tokens: list[int] | NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Which of these tokens the grammar allows next."""
+        return _allowed(self._grammar, self._candidates, tokens)
+
+    def mask(self, candidates: llama.Candidates) -> None:
+        """Set the logits of refused candidates to minus infinity."""
+        self._grammar.apply(candidates)
+
+    def accept(self, token: int) -> None:
+        """Move on by a token that the active grammar allows (and that does not end the generation)."""
+        self._grammar.accept(token)
+        self._look_ahead()
+
+    def watch(self, piece: bytes) -> int:
+        """Look for a marker while the grammar is not active yet; how many bytes of the piece to keep.
+
+        Where the piece completes a marker, the grammar starts with the marker's text. A piece that runs on
+        behind the marker with what the grammar does not allow there is cut, and the rest is sampled anew.
+        Raises ConstraintError where the grammar does not begin with its marker.
+        """
+        assert self._search is not None
+        found = self._search.feed(piece)
+        if found is None:
+            return len(piece)
+        text, marker = found
+        trial = self._grammar.clone()
+        fed, kept = 0, 0
+        for byte in text:
+            token = self._vocab.byte_tokens.get(byte)
+            if token is None or not _allowed(trial, self._candidates, [token])[0]:
+                break
+            trial.accept(token)
+            fed += 1
+            if fed == len(text) or text[fed] & 0xC0 != 0x80:  # never cut inside a character
+                kept = fed
+        if kept < marker:
+            raise ConstraintError("the grammar does not allow its own marker")
+        if kept < fed:
+            trial = self._grammar.clone()
+            for byte in text[:kept]:
+                trial.accept(self._vocab.byte_tokens[byte])
+        self._grammar = trial
+        self.active = True
+        self._look_ahead()
+        return len(piece) - (len(text) - kept)
+
+    def _look_ahead(self) -> None:
+        # Whether the grammar may end is one cheap question; only then is it worth asking whether it must.
+        if self._eog is None or self.allows(self._eog):
+            self.complete = not self.among(self._probes).any()
+
+
+def _allowed(
+    grammar: llama.Sampler, candidates: llama.Candidates, tokens: list[int] | NDArray[np.int32]
+) -> NDArray[np.bool_]:
+    candidates.select(tokens, 0.0)
+    grammar.apply(candidates)
+    allowed: NDArray[np.bool_] = np.isfinite(candidates.view()["logit"])
+    return allowed
+
+
+class Search:
+    """Finds the first marker outside thinking in a byte stream, looking at each byte a bounded number of times."""
+
+    def __init__(self, constraint: Constraint) -> None:
+        self._markers = [marker.encode() for marker in constraint.markers]
+        opening, closing = constraint.thinking or ("", "")
+        self._opening, self._closing = opening.encode(), closing.encode()
+        self._thinking = constraint.thinking_open and bool(closing)
+        self._reach = max(map(len, (*self._markers, self._opening, self._closing))) - 1
+        self._tail = b""
+
+    def feed(self, piece: bytes) -> tuple[bytes, int] | None:
+        """Read on; on the first marker, the bytes from its beginning to the end of the piece, and its length."""
+        data = self._tail + piece
+        while True:
+            wanted = [self._closing] if self._thinking else [*self._markers, *filter(None, [self._opening])]
+            # The first to be complete; of those that end together, the longest.
+            hits = [(at + len(text), at, text) for text in wanted if (at := data.find(text)) >= 0]
+            if not hits:
+                self._tail = data[-self._reach :] if self._reach else b""
+                return None
+            end, at, text = min(hits)
+            if not self._thinking and text in self._markers:
+                return data[at:], len(text)
+            self._thinking = not self._thinking
+            data = data[end:]
+
+
+_SYNTAX = re.compile(r'"(?:\\.|[^"\\])*"|#[^\n]*|<\[(\d+)\]>|<([^<>\s\[\]]+)>|\[(?:\\.|[^\]\\])*\]')
+
+
+def _named_tokens(grammar: str, vocab: Vocab) -> frozenset[int]:
+    """The tokens a grammar matches as such: `<[id]>` and `<text>` outside of literals."""
+    found = set()
+    for match in _SYNTAX.finditer(grammar):
+        if match[1]:
+            found.add(int(match[1]))
+        elif match[2] and (token := vocab.token_of(f"<{match[2]}>")) is not None:
+            found.add(token)
+    return frozenset(found)

@@ -1,0 +1,68 @@
+"""What the machine offers: llama.cpp's backends, GPUs and memory."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from server.engine import llama
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    name: str
+    memory: int
+    """Bytes."""
+    free: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    backends: tuple[str, ...]
+    """Compute backends built into llama.cpp; always at least `CPU`."""
+    gpus: tuple[Gpu, ...]
+    """NVIDIA GPUs, through their driver; empty where there is no driver."""
+    cores: int
+    """CPU cores this process may use."""
+    memory: int
+    """Bytes of RAM."""
+
+
+def device_report() -> DeviceReport:
+    """Look at the machine. Never fails for want of a GPU or a driver."""
+    return DeviceReport(
+        backends=llama.backends(),
+        gpus=_gpus(),
+        cores=cores(),
+        memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    )
+
+
+def cores() -> int:
+    """CPU cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _gpus() -> tuple[Gpu, ...]:
+    try:
+        import pynvml
+    except ImportError:
+        return ()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        found = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            name = pynvml.nvmlDeviceGetName(handle)
+            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+            found.append(Gpu(name if isinstance(name, str) else name.decode(), int(memory.total), int(memory.free)))
+        return tuple(found)
+    except pynvml.NVMLError:
+        return ()
+    finally:
+        pynvml.nvmlShutdown()

@@ -1,0 +1,434 @@
+"""llama.cpp behind a thin typed layer over its C API, as llama-cpp-python binds it.
+
+Nothing here decides anything: objects own what llama.cpp allocates, methods return what it returned. llama.cpp
+ends the process on a failed assertion, so a context belongs in a worker process; a vocabulary alone
+(`Model(path, vocab_only=True)`) is safe anywhere. Facts of the C API are those of llama.cpp's `include/llama.h`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+import sys
+from array import array
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def _bindings() -> Any:
+    """`llama_cpp.llama_cpp` alone: the package's `__init__` would import its high-level classes and all they need."""
+    if "llama_cpp" in sys.modules:
+        return importlib.import_module("llama_cpp.llama_cpp")
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or spec.submodule_search_locations is None:
+        raise ImportError("llama-cpp-python is not installed")
+    package = ModuleType("llama_cpp")
+    package.__path__ = list(spec.submodule_search_locations)
+    sys.modules["llama_cpp"] = package
+    try:
+        return importlib.import_module("llama_cpp.llama_cpp")
+    finally:
+        del sys.modules["llama_cpp"]  # who imports the package later gets the real one
+
+
+C = _bindings()
+_lib = C._lib
+_libc = ctypes.CDLL(None)
+
+OK, NO_SLOT, ABORTED = 0, 1, 2
+"""What `Context.decode` returns, besides the negative numbers of errors."""
+
+LOG_WARN = 3
+"""`GGML_LOG_LEVEL_WARN`."""
+
+# The same functions with addresses as plain integers: no pointer object a call.
+_get_logits = _lib["llama_get_logits"]
+_get_logits.argtypes, _get_logits.restype = [ctypes.c_void_p], ctypes.c_void_p
+_sampler_apply = _lib["llama_sampler_apply"]
+_sampler_apply.argtypes, _sampler_apply.restype = [ctypes.c_void_p, ctypes.c_void_p], None
+_sampler_accept = _lib["llama_sampler_accept"]
+_sampler_accept.argtypes, _sampler_accept.restype = [ctypes.c_void_p, ctypes.c_int32], None
+_sampler_sample = _lib["llama_sampler_sample"]
+_sampler_sample.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32]
+_sampler_sample.restype = ctypes.c_int32
+_token_to_piece = _lib["llama_token_to_piece"]
+_token_to_piece.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_int32,
+    ctypes.c_char_p,
+    ctypes.c_int32,
+    ctypes.c_int32,
+    ctypes.c_bool,
+]
+_token_to_piece.restype = ctypes.c_int32
+_tokenize = _lib["llama_tokenize"]
+_tokenize.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_char_p,
+    ctypes.c_int32,
+    ctypes.c_void_p,
+    ctypes.c_int32,
+    ctypes.c_bool,
+    ctypes.c_bool,
+]
+_tokenize.restype = ctypes.c_int32
+
+_initialised = False
+_log: Any = None
+
+
+def log_to(sink: Callable[[int, str], None] | None) -> None:
+    """Send llama.cpp's log lines (level of ggml.h, text) to `sink`, or nowhere.
+
+    "Nowhere" is libc's `abs`: called with the level, it does nothing, and no line costs a trip through Python.
+    """
+    global _log
+    if sink is None:
+        _log = ctypes.cast(_libc.abs, C.llama_log_callback)
+    else:
+        _log = C.llama_log_callback(lambda level, text, _: sink(level, (text or b"").decode("utf-8", "replace")))
+    C.llama_log_set(_log, None)
+
+
+def _initialise() -> None:
+    global _initialised
+    if not _initialised:
+        if _log is None:
+            log_to(None)
+        C.llama_backend_init()
+        _initialised = True
+
+
+class LoadError(Exception):
+    """llama.cpp could not load the model or make its context."""
+
+
+class Model:
+    """A GGUF file: its vocabulary, its metadata and, unless `vocab_only`, its weights."""
+
+    def __init__(self, path: str, *, vocab_only: bool = False, gpu_layers: int = -1, repack: bool = True) -> None:
+        _initialise()
+        params = C.llama_model_default_params()
+        params.vocab_only = vocab_only
+        params.n_gpu_layers = gpu_layers
+        params.use_extra_bufts = repack
+        self._p = C.llama_model_load_from_file(path.encode(), params)
+        if not self._p:
+            raise LoadError("the model file cannot be loaded")
+        self._vocab: int = ctypes.cast(C.llama_model_get_vocab(self._p), ctypes.c_void_p).value or 0
+        self.vocabulary: int = C.llama_vocab_n_tokens(self._vocab)
+
+    def close(self) -> None:
+        if self._p:
+            C.llama_model_free(self._p)
+            self._p = None
+
+    # --- metadata
+
+    def metadata(self) -> dict[str, str]:
+        """The GGUF's scalar key/value pairs, as text."""
+        found = {}
+        for i in range(C.llama_model_meta_count(self._p)):
+            key = self._string(C.llama_model_meta_key_by_index, i)
+            found[key] = self._string(C.llama_model_meta_val_str_by_index, i)
+        return found
+
+    def _string(self, get: Any, index: int) -> str:
+        size = 512
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            length = get(self._p, index, buffer, size)
+            if length < 0:
+                return ""
+            if length < size:
+                return buffer.raw[:length].decode("utf-8", "replace")
+            size = length + 1
+
+    @property
+    def context_trained(self) -> int:
+        return int(C.llama_model_n_ctx_train(self._p))
+
+    @property
+    def window(self) -> int:
+        """Tokens of the sliding attention window; 0 where every layer sees everything."""
+        return int(C.llama_model_n_swa(self._p))
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether (a part of) the memory is a running state that cannot be cut."""
+        return bool(C.llama_model_is_recurrent(self._p) or C.llama_model_is_hybrid(self._p))
+
+    @property
+    def decoder(self) -> bool:
+        """Whether the model is a plain causal decoder: no encoder, no diffusion."""
+        return bool(
+            C.llama_model_has_decoder(self._p)
+            and not C.llama_model_has_encoder(self._p)
+            and not C.llama_model_is_diffusion(self._p)
+        )
+
+    @property
+    def cell_bytes(self) -> int:
+        """Bytes of keys and values one token takes in f16, from the model's shape (an upper bound)."""
+        heads = max(1, C.llama_model_n_head(self._p))
+        return int(
+            C.llama_model_n_layer(self._p)
+            * C.llama_model_n_head_kv(self._p)
+            * (C.llama_model_n_embd(self._p) // heads)
+            * 4
+        )
+
+    # --- vocabulary
+
+    @property
+    def bos(self) -> int:
+        return int(C.llama_vocab_bos(self._vocab))
+
+    @property
+    def eos(self) -> int:
+        return int(C.llama_vocab_eos(self._vocab))
+
+    @property
+    def add_bos(self) -> bool:
+        return bool(C.llama_vocab_get_add_bos(self._vocab))
+
+    def attributes(self) -> list[int]:
+        """`enum llama_token_attr` of every token."""
+        get, vocab = C.llama_vocab_get_attr, self._vocab
+        return [get(vocab, token) for token in range(self.vocabulary)]
+
+    def is_eog(self, token: int) -> bool:
+        return bool(C.llama_vocab_is_eog(self._vocab, token))
+
+    def text(self, token: int) -> str:
+        """The token's text as the vocabulary stores it (for control tokens: as written in a template)."""
+        return (C.llama_vocab_get_text(self._vocab, token) or b"").decode("utf-8", "replace")
+
+    def piece(self, token: int) -> bytes:
+        """The bytes a token stands for; control tokens by their text."""
+        size = 64
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            length = _token_to_piece(self._vocab, token, buffer, size, 0, True)
+            if length >= 0:
+                return buffer.raw[:length]
+            size = -length
+
+    def tokenize(self, text: str, *, parse_special: bool) -> array[int]:
+        """Tokens of a text, without BOS or EOS."""
+        data = text.encode("utf-8", "replace")
+        size = len(data) + 8
+        while True:
+            buffer = (ctypes.c_int32 * size)()
+            count = _tokenize(self._vocab, data, len(data), buffer, size, False, parse_special)
+            if count >= 0:
+                return array("i", memoryview(buffer).cast("B").cast("i")[:count])
+            size = -count
+
+
+class Batch:
+    """The arrays of one `llama_batch`, allocated once and filled in place."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.token = np.zeros(size, np.int32)
+        self.position = np.zeros(size, np.int32)
+        self.sequence = np.zeros(size, np.int32)
+        self.output = np.zeros(size, np.int8)
+        self._one = np.ones(size, np.int32)
+        # token i belongs to the one sequence whose id stands in sequence[i]
+        self._sequences = (self.sequence.ctypes.data + 4 * np.arange(size)).astype(np.uintp)
+        self.struct = C.llama_batch(0)
+        for field, values in (
+            ("token", self.token),
+            ("pos", self.position),
+            ("n_seq_id", self._one),
+            ("seq_id", self._sequences),
+            ("logits", self.output),
+        ):
+            kind = type(getattr(self.struct, field))
+            setattr(self.struct, field, ctypes.cast(values.ctypes.data, kind))
+
+
+class Context:
+    """A model's running state: the KV cache of all sequences and the logits of the last decode."""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        cells: int,
+        sequences: int,
+        batch: int,
+        threads: int,
+        flash_attention: int = -1,
+        unified: bool = True,
+    ) -> None:
+        params = C.llama_context_default_params()
+        params.n_ctx = cells
+        # One micro-batch a decode: an abort undoes the current micro-batch only, so this makes it all or nothing.
+        params.n_batch = params.n_ubatch = batch
+        params.n_seq_max = sequences
+        params.n_outputs_max = sequences
+        params.n_threads = params.n_threads_batch = threads
+        params.flash_attn_type = flash_attention
+        params.kv_unified = unified
+        params.swa_full = False
+        params.no_perf = True
+        self._p = C.llama_init_from_model(model._p, params)
+        if not self._p:
+            raise LoadError("the model's context cannot be made")
+        self._memory = C.llama_get_memory(self._p)
+        self._address = ctypes.cast(self._p, ctypes.c_void_p).value
+        self._width = model.vocabulary
+        self._rows = sequences
+        self._logits_at = 0
+        self._logits: NDArray[np.float32] = np.zeros((0, 0), np.float32)
+        # llama.cpp asks the abort callback between graph nodes, some thousand times a step; through Python each call
+        # would wait for the GIL. `strlen` of a two-byte buffer has the callback's shape and returns its answer:
+        # 0 while the first byte is 0, else 1.
+        self._flag = ctypes.create_string_buffer(2)
+        self._abort = ctypes.cast(_libc.strlen, C.ggml_abort_callback)
+        C.llama_set_abort_callback(self._p, self._abort, ctypes.addressof(self._flag))
+
+    @property
+    def cells(self) -> int:
+        return int(C.llama_n_ctx(self._p))
+
+    def close(self) -> None:
+        if self._p:
+            C.llama_free(self._p)
+            self._p = None
+
+    def decode(self, batch: Batch, count: int) -> int:
+        """Run the batch's first `count` tokens: OK, NO_SLOT or ABORTED (memory as before), negative on an error."""
+        batch.struct.n_tokens = count
+        return int(C.llama_decode(self._p, batch.struct))
+
+    def abort(self, stop: bool = True) -> None:
+        """Ask the decode under way (or the next one) to stop; from any thread. Only the CPU backend listens."""
+        self._flag[0] = b"\x01" if stop else b"\x00"
+
+    def logits(self, rows: int) -> NDArray[np.float32]:
+        """A writable view of the last decode's logits, a row for each output in the batch's order. No copy."""
+        address = _get_logits(self._address)
+        if address != self._logits_at:
+            buffer = (ctypes.c_float * (self._rows * self._width)).from_address(address)
+            self._logits = np.ctypeslib.as_array(buffer).reshape(self._rows, self._width)
+            self._logits_at = address
+        return self._logits[:rows]
+
+    def remove(self, sequence: int, start: int = -1, end: int = -1) -> bool:
+        """Forget positions start ≤ p < end of a sequence; False where its memory cannot be cut there."""
+        return bool(C.llama_memory_seq_rm(self._memory, sequence, start, end))
+
+    def first_position(self, sequence: int) -> int:
+        """The oldest position still held, -1 where nothing is."""
+        return int(C.llama_memory_seq_pos_min(self._memory, sequence))
+
+    def last_position(self, sequence: int) -> int:
+        return int(C.llama_memory_seq_pos_max(self._memory, sequence))
+
+
+candidate = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+"""`llama_token_data`."""
+
+
+class Candidates:
+    """A `llama_token_data_array` over a buffer of its own, for samplers to work on."""
+
+    def __init__(self, size: int) -> None:
+        self.data = np.zeros(size, candidate)
+        self._ids = np.arange(size, dtype=np.int32)
+        self._array = C.llama_token_data_array()
+        self._at = self.data.ctypes.data
+        self._pointer = type(self._array.data)
+        self.address = ctypes.addressof(self._array)
+
+    def fill(self, logits: NDArray[np.float32]) -> None:
+        """The whole vocabulary."""
+        self.data["id"] = self._ids
+        self.data["logit"] = logits
+        self._reset(len(logits))
+
+    def select(self, ids: Sequence[int] | NDArray[np.int32], logits: Any) -> None:
+        """Some tokens, in the order given."""
+        count = len(ids)
+        self.data["id"][:count] = ids
+        self.data["logit"][:count] = logits
+        self._reset(count)
+
+    def _reset(self, size: int) -> None:
+        array = self._array
+        array.data = ctypes.cast(self._at, self._pointer)
+        array.size = size
+        array.selected = -1
+        array.sorted = False
+
+    @property
+    def selected(self) -> int:
+        """The index the last sampler chose, -1 where it chose none."""
+        return int(self._array.selected)
+
+    def view(self) -> NDArray[Any]:
+        """What is left, in the samplers' order."""
+        return self.data[: self._array.size]
+
+
+class Sampler:
+    """A llama.cpp sampler or chain; frees itself."""
+
+    def __init__(self, pointer: Any) -> None:
+        self._p = pointer
+        self._address = ctypes.cast(pointer, ctypes.c_void_p).value
+
+    def __del__(self) -> None:
+        if self._p:
+            C.llama_sampler_free(self._p)
+            self._p = None
+
+    def apply(self, candidates: Candidates) -> None:
+        _sampler_apply(self._address, candidates.address)
+
+    def accept(self, token: int) -> None:
+        _sampler_accept(self._address, token)
+
+    def clone(self) -> Sampler:
+        return Sampler(C.llama_sampler_clone(self._p))
+
+    def sample(self, context: Context, row: int) -> int:
+        """Sample from a batch token's logits and accept the result."""
+        return int(_sampler_sample(self._address, context._address, row))
+
+
+def chain(*samplers: Any) -> Sampler:
+    """A chain that owns the samplers, applied in order."""
+    pointer = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
+    for sampler in samplers:
+        C.llama_sampler_chain_add(pointer, sampler)
+    return Sampler(pointer)
+
+
+def grammar(model: Model, text: str) -> Sampler | None:
+    """A grammar (GBNF, root rule `root`) as a sampler; None where llama.cpp cannot read it."""
+    vocab = ctypes.cast(model._vocab, C.llama_vocab_p_ctypes)
+    pointer = C.llama_sampler_init_grammar(vocab, text.encode(), b"root")
+    return Sampler(pointer) if pointer else None
+
+
+def backends() -> tuple[str, ...]:
+    """The compute backends this build of llama.cpp brings, as its system information names them."""
+    _initialise()
+    info = (C.llama_print_system_info() or b"").decode("utf-8", "replace")
+    names = [part.split(":")[0].strip() for part in info.split("|") if ":" in part]
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def offloads() -> bool:
+    """Whether this build of llama.cpp can put layers on a GPU."""
+    return bool(C.llama_supports_gpu_offload())

@@ -1,0 +1,82 @@
+"""What the web process and a model's worker say to each other, over one socket pair.
+
+Every frame is four bytes of length (little endian) and a pickle of one of the tuples below. Both ends are this program
+and the socket has no name, so nothing foreign is ever unpickled.
+
+To the worker: one `Load`, then `Submit` and `Cancel`. Closing the socket tells it to exit.
+From the worker: `Ready` or `Refused`, then one `Step` for each step that has something to say. A closed socket
+means that the worker is gone.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from typing import Any, NamedTuple
+
+from server.engine.messages import Done, Failed, Job, ModelInfo, ModelSpec
+
+_LENGTH = struct.Struct("<I")
+
+
+class Load(NamedTuple):
+    """Load this model. `repack`: let llama.cpp lay weights out anew for the processor at hand."""
+
+    spec: ModelSpec
+    repack: bool
+
+
+class Submit(NamedTuple):
+    job: Job
+
+
+class Cancel(NamedTuple):
+    job_id: int
+
+
+class Ready(NamedTuple):
+    info: ModelInfo
+
+
+class Refused(NamedTuple):
+    """The model cannot be loaded. `reason` is safe to show, `detail` is llama.cpp's own words for the log."""
+
+    reason: str
+    detail: str
+
+
+class Step(NamedTuple):
+    """What one step brought: (job, bytes, tokens) of new output, (job, end) of settled jobs, and the load after it."""
+
+    output: list[tuple[int, bytes, int]]
+    ended: list[tuple[int, Done | Failed]]
+    active: int
+    queued: int
+
+
+def encode(frame: Any) -> bytes:
+    data = pickle.dumps(frame, pickle.HIGHEST_PROTOCOL)
+    return _LENGTH.pack(len(data)) + data
+
+
+class Decoder:
+    """Frames out of a byte stream that arrives in any pieces."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Any]:
+        """The frames that `data` completes."""
+        buffer = self._buffer
+        buffer += data
+        frames = []
+        at = 0
+        while len(buffer) - at >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(buffer, at)
+            end = at + _LENGTH.size + length
+            if len(buffer) < end:
+                break
+            frames.append(pickle.loads(bytes(buffer[at + _LENGTH.size : end])))
+            at = end
+        del buffer[:at]
+        return frames

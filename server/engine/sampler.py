@@ -1,0 +1,120 @@
+"""Choosing the next token of one sequence."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from server.engine import llama
+from server.engine.constraint import Guard
+from server.engine.llama import C
+from server.engine.messages import Sampling
+
+PENALTY_WINDOW = 64
+"""Tokens the repetition penalty looks back on; llama.cpp's own default."""
+
+_RANKS = 32
+"""Candidates asked about one by one before the whole vocabulary is masked: 8 µs against 5 ms (49,000 tokens)."""
+
+
+class NothingAllowed(Exception):
+    """The constraint and the bans together leave no token."""
+
+
+class TokenSampler:
+    """The sampler chain of one sequence, and the rule by which a constraint bends it.
+
+    Greedy without penalties is `argmax` over the logits: the same token as llama.cpp's greedy sampler, 20 times
+    quicker. Else a llama.cpp chain: penalties, top-k, top-p, min-p, temperature, draw.
+
+    Under a constraint the chain chooses first and the grammar is asked about that one token. On refusal the next
+    token is drawn from the chain's other candidates, so that the result is distributed as the chain's own
+    distribution under the condition that the grammar allows the token. Only where it allows none of them are
+    the logits masked, and the chain runs again on what is left.
+    """
+
+    def __init__(self, sampling: Sampling, banned: tuple[int, ...], candidates: llama.Candidates) -> None:
+        self._candidates = candidates
+        self._banned = np.array(banned, np.intp)
+        self._greedy = sampling.temperature <= 0
+        seed = int(np.random.SeedSequence(sampling.seed).generate_state(1)[0])
+        self._random = np.random.default_rng(seed)
+        self._chain: llama.Sampler | None = None
+        self.remembers = sampling.repeat_penalty != 1.0
+        steps = []
+        if self.remembers:
+            size = len(candidates.data)
+            steps.append(C.llama_sampler_init_penalties(size, PENALTY_WINDOW, sampling.repeat_penalty, 0.0, 0.0))
+        if not self._greedy:
+            steps += [
+                C.llama_sampler_init_top_k(sampling.top_k),
+                C.llama_sampler_init_top_p(sampling.top_p, 1),
+                C.llama_sampler_init_min_p(sampling.min_p, 1),
+                C.llama_sampler_init_temp(sampling.temperature),
+                C.llama_sampler_init_dist(seed),
+            ]
+        elif steps:
+            steps.append(C.llama_sampler_init_greedy())
+        if steps:
+            self._chain = llama.chain(*steps)
+
+    def accept(self, token: int) -> None:
+        """Tell the penalties about a token of the sequence."""
+        if self.remembers and self._chain is not None:
+            self._chain.accept(token)
+
+    def choose(self, logits: NDArray[np.float32], guard: Guard | None) -> int:
+        """The next token, from one row of logits (which it may change). `guard`: the constraint, where active.
+
+        Raises NothingAllowed.
+        """
+        if len(self._banned):
+            logits[self._banned] = -np.inf
+        if guard is None:
+            return self._draw(logits)
+        logits[guard.banned] = -np.inf
+        token = self._draw(logits)
+        if guard.allows(token) and logits[token] > -np.inf:
+            return token
+        return self._draw_again(logits, guard, token)
+
+    def _draw(self, logits: NDArray[np.float32]) -> int:
+        if self._chain is None:
+            return int(logits.argmax())
+        candidates = self._candidates
+        candidates.fill(logits)
+        self._chain.apply(candidates)
+        return int(candidates.data["id"][candidates.selected])
+
+    def _draw_again(self, logits: NDArray[np.float32], guard: Guard, refused: int) -> int:
+        if self._chain is None:
+            ids = np.argpartition(logits, -_RANKS)[-_RANKS:].astype(np.int32)
+            scores = logits[ids]
+        else:
+            left = self._candidates.view()
+            ids, scores = left["id"].copy(), left["logit"].copy()
+        if not self._greedy:
+            # Gumbel-max: the order of scores + noise is a draw without replacement from softmax(scores), and its first
+            # allowed member one from the softmax over the allowed alone (Gumbel 1954; Maddison et al. 2014).
+            scores = scores + self._random.gumbel(size=len(scores)).astype(np.float32)
+        scores[ids == refused] = -np.inf
+        order = np.argsort(-scores)[: int(np.isfinite(scores).sum())]
+        for ranked in (ids[order[:_RANKS]], ids[order[_RANKS:]]):
+            if len(ranked) and (allowed := guard.among(ranked)).any():
+                return int(ranked[allowed.argmax()])
+        return self._draw_masked(logits, guard)
+
+    def _draw_masked(self, logits: NDArray[np.float32], guard: Guard) -> int:
+        candidates = self._candidates
+        candidates.fill(logits)
+        guard.mask(candidates)
+        masked = candidates.data["logit"]
+        if not np.isfinite(masked).any():
+            raise NothingAllowed
+        if self._chain is None:
+            return int(masked.argmax())
+        self._chain.apply(candidates)
+        chosen = candidates.data[candidates.selected]
+        if not np.isfinite(chosen["logit"]):
+            raise NothingAllowed
+        return int(chosen["id"])

@@ -1,0 +1,318 @@
+"""The process that holds one model: receives jobs, runs the batch loop, sends what each step brought.
+
+Started as `python -m server.engine.worker FD`, FD being its end of the socket pair (see `protocol`). It imports nothing
+of the web process, exits when the socket closes, and writes nothing to its standard streams.
+
+Two threads. The main thread runs steps; while llama.cpp decodes it does not hold the GIL, and the reader thread
+takes in frames and, where a cancelled job has most of the step under way to itself, raises the abort flag.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import sys
+import threading
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from server.engine import llama
+from server.engine.constraint import ConstraintError, Guard
+from server.engine.device import cores
+from server.engine.messages import Done, Failed, ModelInfo, ModelSpec
+from server.engine.protocol import Cancel, Decoder, Load, Ready, Refused, Step, Submit, encode
+from server.engine.sampler import PENALTY_WINDOW, NothingAllowed, TokenSampler
+from server.engine.scheduler import Scheduler, Sequence
+from server.engine.vocab import Vocab
+
+_CHUNK_CPU, _CHUNK_GPU = 64, 512
+"""Prompt tokens a step. On a CPU 64 take about a third of a second, and larger steps are no quicker per token."""
+
+_ABORT_FROM = 16
+"""Aborting a smaller step saves less than its survivors lose by decoding their tokens again."""
+
+
+class Flight:
+    """The step under way: how many of its tokens are whose."""
+
+    def __init__(self, tokens: dict[int, int]) -> None:
+        self._tokens = tokens
+        self._total = sum(tokens.values())
+        self._lost = 0
+
+    def cancel(self, job_id: int) -> bool:
+        """Note that a job is cancelled; whether the step is no longer worth finishing."""
+        self._lost += self._tokens.pop(job_id, 0)
+        return self._lost >= _ABORT_FROM and 2 * self._lost >= self._total
+
+
+class Worker:
+    """One loaded model and its batch loop."""
+
+    def __init__(self, connection: socket.socket, spec: ModelSpec, *, repack: bool = True) -> None:
+        self._connection = connection
+        self._inbox: queue.SimpleQueue[Submit | Cancel] = queue.SimpleQueue()
+        self._model = llama.Model(spec.path, gpu_layers=spec.gpu_layers, repack=repack)
+        if not self._model.decoder:
+            raise llama.LoadError("the model is no causal language model")
+        self._vocab = Vocab(self._model)
+        self._pieces = self._vocab.pieces
+        self._eog = self._vocab.eog
+        backends = llama.backends()
+        on_gpu = spec.gpu_layers != 0 and llama.offloads()
+        chunk = spec.prefill_chunk or (_CHUNK_GPU if on_gpu else _CHUNK_CPU)
+        self._length, cells = context_size(spec, self._model)
+        self._batch = llama.Batch(spec.slots + chunk)
+        self._context = llama.Context(
+            self._model,
+            cells=cells,
+            sequences=spec.slots,
+            batch=self._batch.size,
+            threads=spec.threads or cores(),
+        )
+        self._candidates = llama.Candidates(self._vocab.size)
+        self._asked = llama.Candidates(self._vocab.size)
+        self._scheduler = Scheduler(spec.slots, chunk)
+        self._samplers: dict[int, tuple[TokenSampler, Guard | None]] = {}
+        self._flight = Flight({})
+        self._output: list[tuple[int, bytes, int]] = []
+        self._ended: list[tuple[int, Done | Failed]] = []
+        self.info = ModelInfo(
+            architecture=self._vocab.metadata.get("general.architecture", ""),
+            context_length=self._length,
+            slots=spec.slots,
+            vocabulary=self._vocab.size,
+            backends=backends,
+        )
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """One full step: buffers are touched and kernels proven before the first job pays for it, or dies of it."""
+        batch, count = self._batch, self._batch.size
+        batch.token[:] = 0
+        batch.position[:] = range(count)
+        batch.sequence[:] = 0
+        batch.output[:] = 0
+        batch.output[-1] = 1
+        if self._context.decode(batch, count) != llama.OK or not self._context.remove(0):
+            raise llama.LoadError("the model's first step failed")
+
+    # --- the reader thread
+
+    def receive(self, decoder: Decoder) -> None:
+        """Take in frames until the socket closes, which ends the process."""
+        while data := self._connection.recv(1 << 16):
+            for frame in decoder.feed(data):
+                # Put first, then look: the main thread announces a step first, then looks into the inbox.
+                self._inbox.put(frame)
+                if isinstance(frame, Cancel) and self._flight.cancel(frame.job_id):
+                    self._context.abort()
+        os._exit(0)
+
+    # --- the main thread
+
+    def run(self) -> None:
+        while True:
+            self._take_in()
+            while (admitted := self._scheduler.admit()) is not None:
+                self._start(*admitted)
+            self._step()
+            self._report()
+
+    def _take_in(self) -> None:
+        inbox, scheduler = self._inbox, self._scheduler
+        idle = not (scheduler.running or scheduler.queue)
+        while idle or not inbox.empty():
+            frame = inbox.get()
+            idle = False
+            if isinstance(frame, Submit):
+                scheduler.submit(frame.job)
+            elif (sequence := scheduler.drop(frame.job_id)) is not None:
+                del self._samplers[sequence.job.id]
+
+    def _start(self, sequence: Sequence, common: int) -> None:
+        """Prepare a new sequence's sampler, and cut its slot's memory to what it shares."""
+        job = sequence.job
+        sequence.past = sequence.cache_read = self._reuse(sequence, common)
+        try:
+            guard = Guard(job.constraint, self._model, self._vocab, self._asked) if job.constraint else None
+        except ConstraintError as error:
+            self._fail(sequence, "provider-error", str(error))
+            return
+        sampler = TokenSampler(job.sampling, job.banned, self._candidates)
+        if sampler.remembers:
+            for token in job.tokens[-PENALTY_WINDOW:]:
+                sampler.accept(token)
+        self._samplers[job.id] = (sampler, guard)
+
+    def _reuse(self, sequence: Sequence, common: int) -> int:
+        """Keep the first tokens of the slot that the sequence begins with, where that is provably right."""
+        slot = sequence.slot
+        keep = min(common, len(sequence.tokens) - 1)  # the last prompt token's logits are needed
+        if self._model.recurrent:
+            keep = keep if keep == len(slot.tokens) else 0  # a running state cannot be cut
+        elif (window := self._model.window) and self._context.first_position(slot.id) > max(0, keep - window):
+            keep = 0  # what the window needs has been overwritten
+        if keep and (keep == len(slot.tokens) or self._context.remove(slot.id, keep)):
+            return keep
+        self._context.remove(slot.id)
+        return 0
+
+    def _step(self) -> None:
+        plan = self._scheduler.plan()
+        if not plan:
+            return
+        count, due = self._fill(plan)
+        self._flight = Flight({sequence.job.id: tokens for sequence, tokens in plan})
+        self._context.abort(False)
+        if not self._inbox.empty():
+            return  # perhaps a cancel, come before the reader thread could know of this step: plan again
+        result = self._context.decode(self._batch, count)
+        self._flight = Flight({})
+        if result == llama.OK:
+            for sequence, tokens in plan:
+                sequence.past += tokens
+            logits = self._context.logits(len(due))
+            for row, sequence in enumerate(due):
+                self._advance(sequence, logits[row])
+        elif result == llama.NO_SLOT:
+            self._make_room()
+        elif result != llama.ABORTED:  # after an abort memory is as before: the next step does it again
+            for sequence, _ in plan:
+                self._context.remove(sequence.slot.id)
+                sequence.past = 0
+                self._fail(sequence, "provider-error", "llama.cpp could not decode the batch")
+
+    def _fill(self, plan: list[tuple[Sequence, int]]) -> tuple[int, list[Sequence]]:
+        """Write the batch; its size, and the sequences that get logits, in order."""
+        batch = self._batch
+        token, position, ids, output = batch.token, batch.position, batch.sequence, batch.output
+        due = []
+        at = 0
+        for sequence, count in plan:
+            past = sequence.past
+            if count == 1:
+                token[at], position[at] = sequence.tokens[past], past
+                ids[at], output[at] = sequence.slot.id, 0
+            else:
+                end = at + count
+                token[at:end] = sequence.tokens[past : past + count]
+                position[at:end] = range(past, past + count)
+                ids[at:end], output[at:end] = sequence.slot.id, 0
+            at += count
+            if past + count == len(sequence.tokens):
+                output[at - 1] = 1
+                due.append(sequence)
+        return at, due
+
+    def _advance(self, sequence: Sequence, logits: NDArray[np.float32]) -> None:
+        """Sample a sequence's next token and settle it where it ends."""
+        job = sequence.job
+        sampler, guard = self._samplers[job.id]
+        try:
+            token = sampler.choose(logits, guard if guard is not None and guard.active else None)
+            if token in self._eog:
+                self._finish(sequence, "stop")
+                return
+            piece = self._pieces[token]
+            tokens = [token]
+            if guard is not None:
+                if guard.active:
+                    guard.accept(token)
+                elif (kept := guard.watch(piece)) < len(piece):
+                    piece = piece[:kept]
+                    tokens = self._vocab.spell(piece)
+        except NothingAllowed:
+            self._fail(sequence, "provider-error", "the constraint leaves no token")
+            return
+        except ConstraintError as error:
+            self._fail(sequence, "provider-error", str(error))
+            return
+        for token in tokens:
+            sampler.accept(token)
+        sequence.tokens.extend(tokens)
+        sequence.output += len(tokens)
+        self._output.append((job.id, piece, len(tokens)))
+        if guard is not None and guard.complete:
+            self._finish(sequence, "stop")
+        elif len(sequence.tokens) >= self._length or (job.max_tokens is not None and sequence.output >= job.max_tokens):
+            self._finish(sequence, "length")
+
+    def _make_room(self) -> None:
+        """The KV cache is full: forget an idle slot, else let the newest sequence step aside, else give up on it."""
+        scheduler = self._scheduler
+        if (slot := scheduler.evict()) is not None:
+            self._context.remove(slot.id)
+            slot.tokens = slot.tokens[:0]
+        elif (sequence := scheduler.park()) is not None:
+            self._context.remove(sequence.slot.id)
+        else:
+            for sequence in list(scheduler.running):
+                if not sequence.parked:
+                    self._context.remove(sequence.slot.id)
+                    sequence.past = 0
+                    self._fail(sequence, "provider-error", "the KV cache is full")
+
+    def _finish(self, sequence: Sequence, finish: Literal["stop", "length"]) -> None:
+        prompt = len(sequence.job.tokens)
+        self._settle(sequence, Done(finish, prompt, sequence.output, sequence.cache_read))
+
+    def _fail(self, sequence: Sequence, code: Literal["provider-error"], reason: str) -> None:
+        self._settle(sequence, Failed(code, reason))
+
+    def _settle(self, sequence: Sequence, end: Done | Failed) -> None:
+        self._scheduler.release(sequence)
+        self._samplers.pop(sequence.job.id, None)
+        self._ended.append((sequence.job.id, end))
+
+    def _report(self) -> None:
+        if self._output or self._ended:
+            scheduler = self._scheduler
+            step = Step(self._output, self._ended, len(scheduler.running), len(scheduler.queue))
+            self._connection.sendall(encode(step))
+            self._output, self._ended = [], []
+
+
+def context_size(spec: ModelSpec, model: llama.Model) -> tuple[int, int]:
+    """Tokens one sequence may hold, and cells of the KV cache that all share.
+
+    A cell for every token that every slot may hold would mostly lie idle, so the cells are fewer: enough for two full
+    sequences or 16,384 tokens; beyond that sequences step aside for each other. What a model was trained for may
+    be more than the machine holds: unless configured, the cells stay within a quarter of its memory.
+    """
+    length = spec.context_length or model.context_trained
+    cells = min(spec.slots * length, max(2 * length, 16384))
+    if not spec.context_length:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        cells = min(cells, max(2048, memory // 4 // max(1, model.cell_bytes)))
+    return min(length, cells), cells
+
+
+def main() -> None:
+    """Serve one model on the socket whose file descriptor is the first argument."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    decoder = Decoder()
+    frames: list[Load] = []
+    while not frames:
+        data = connection.recv(1 << 16)
+        if not data:
+            return
+        frames = decoder.feed(data)
+    said: list[str] = []
+    llama.log_to(lambda level, text: said.append(text.strip()) if level >= llama.LOG_WARN else None)
+    try:
+        worker = Worker(connection, frames[0].spec, repack=frames[0].repack)
+    except llama.LoadError as error:
+        connection.sendall(encode(Refused(str(error), " ".join(said[-3:]))))
+        return
+    llama.log_to(None)
+    connection.sendall(encode(Ready(worker.info)))
+    threading.Thread(target=worker.receive, args=(decoder,), daemon=True).start()
+    worker.run()
+
+
+if __name__ == "__main__":
+    main()
