@@ -170,3 +170,91 @@ def gbnf(rules: dict[str, Rule], prefix: str = "") -> str:
     if len(text) > limits.GRAMMAR:
         raise LimitExceeded("grammar")
     return text
+
+
+NOTHING: Sequence = (Chars(()),)
+"""Accepts no text: a set without characters."""
+
+
+def cleaned(rules: dict[str, Rule], root: str = "root") -> tuple[dict[str, Rule], bool]:
+    """Without alternatives that can never be completed and rules that are never reached; neighbouring literals joined.
+
+    Second: whether the root accepts anything. A root that does not becomes `NOTHING`.
+    """
+    missing: dict[str, list[int]] = {}  # rule -> alternatives (by number) that wait for it
+    waiting: list[int] = []
+    owner: list[str] = []
+    alternatives: list[Sequence] = []
+    productive: set[str] = set()
+    ready: list[str] = []
+    dead_count = 0
+    for name, rule in rules.items():
+        for sequence in rule:
+            names = {found for item in sequence if (found := _needed(item)) is not None}
+            number = len(waiting)
+            waiting.append(len(names))
+            owner.append(name)
+            alternatives.append(sequence)
+            for needed in names:
+                missing.setdefault(needed, []).append(number)
+            if not names and name not in productive:
+                productive.add(name)
+                ready.append(name)
+    while ready:
+        for number in missing.get(ready.pop(), ()):
+            waiting[number] -= 1
+            if not waiting[number] and owner[number] not in productive:
+                productive.add(owner[number])
+                ready.append(owner[number])
+    if root not in productive:
+        return {root: (NOTHING,)}, False
+    kept: dict[str, list[Sequence]] = {}
+    for number, sequence in enumerate(alternatives):
+        if waiting[number] == 0:
+            kept.setdefault(owner[number], []).append(sequence)
+        else:
+            dead_count += 1
+    out: dict[str, Rule] = {}
+    todo = [root]
+    seen = {root}
+    while todo:
+        name = todo.pop()
+        rule = tuple(dict.fromkeys([_joined(sequence) for sequence in kept[name]]))
+        out[name] = rule
+        for sequence in rule:
+            for item in sequence:
+                found = _referred(item)
+                if found is not None and found not in seen:
+                    seen.add(found)
+                    todo.append(found)
+    return out, True
+
+
+def _referred(item: Item) -> str | None:
+    while isinstance(item, Repeat):
+        item = item.item
+    return item.name if isinstance(item, Ref) else None
+
+
+def _needed(item: Item) -> str | None:
+    """The rule that must accept something for the item to."""
+    while isinstance(item, Repeat):
+        if item.min == 0:
+            return None
+        item = item.item
+    return item.name if isinstance(item, Ref) else None
+
+
+def _joined(sequence: Sequence) -> Sequence:
+    if len(sequence) < 2:
+        return sequence
+    out: list[Item] = []
+    for item in sequence:
+        if isinstance(item, Lit):
+            if not item.text:
+                continue
+            if out and isinstance(out[-1], Lit):
+                out[-1] = Lit(out[-1].text + item.text)
+                continue
+        out.append(item)
+    return tuple(out)

@@ -1,0 +1,137 @@
+"""`compile_schema`: schema → resolved → normal form → grammar → GBNF."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from decimal import Decimal
+from threading import Lock
+from typing import Any, Literal, NamedTuple
+
+from . import limits
+from .errors import InvalidSchema, UnsupportedSchema
+from .limits import LimitExceeded
+from .normal import Normalizer
+from .rules import Rule, cleaned, gbnf
+from .schema import Document
+from .spelling import STYLES
+from .validation import Validation
+from .writer import Writer
+
+
+class Check(NamedTuple):
+    """A keyword that the grammar is wider than: the JSON Pointer of its schema, and its name."""
+
+    path: str
+    keyword: str
+
+
+class Compiled:
+    """The grammar of a schema, and what is left to validation of the completed value.
+
+    `checks` is empty where the grammar accepts exactly the valid values in its spelling. `satisfiable` is False where no
+    value is valid; the grammar then accepts nothing.
+    """
+
+    def __init__(self, rules: dict[str, Rule], checks: tuple[Check, ...], satisfiable: bool, validation: Validation) -> None:
+        self._rules, self.checks, self.satisfiable, self._validation = rules, checks, satisfiable, validation
+        self.gbnf = gbnf(rules)
+
+    def rules(self, prefix: str) -> str:
+        """The same rules with every name prefixed, for embedding in a larger grammar; the entry is `{prefix}root`."""
+        return gbnf(self._rules, prefix)
+
+    def validate(self, value: Any) -> None:
+        """Raises `InvalidInstance` where the value violates the schema; every keyword counts, not `checks` alone."""
+        self._validation.validate(value)
+
+
+_CACHE_SIZE = 256
+_cache: OrderedDict[Any, Compiled | Exception] = OrderedDict()
+_lock = Lock()
+_compiling = Lock()
+
+
+def compile_schema(
+    schema: Mapping[str, Any] | bool,
+    *,
+    formats: Literal["assert", "annotate"] = "assert",
+    style: Literal["compact", "spaced"] = "compact",
+    spelling: str = "json",
+    resources: Mapping[str, Any] | None = None,
+) -> Compiled:
+    """Compiles a JSON Schema (drafts 4 to 2020-12, as `$schema` says) into a grammar for llama.cpp.
+
+    formats: whether `format` is asserted. style: white space of the JSON. resources: documents that `$ref` may refer
+    to, by URI; the metaschemas are known, nothing is ever fetched. Results are cached by content.
+
+    Raises `InvalidSchema` for what is no schema, `UnsupportedSchema` for what no grammar can be made of, and for what
+    exceeds a limit of `grammars.limits`.
+    """
+    text, given = _text(schema, ""), {uri: _text(document, "$ref") for uri, document in (resources or {}).items()}
+    key = (text, formats, style, spelling, tuple(sorted(given.items())))
+    with _lock:
+        found = _cache.get(key)
+        if found is not None:
+            _cache.move_to_end(key)
+    if found is None:
+        try:
+            with _compiling:
+                found = _compile(text, formats, style, spelling, given)
+        except (InvalidSchema, UnsupportedSchema) as error:
+            found = error
+        with _lock:
+            _cache[key] = found
+            while len(_cache) > _CACHE_SIZE:
+                _cache.popitem(last=False)
+    if isinstance(found, Exception):
+        raise found.with_traceback(None)
+    return found
+
+
+def _text(document: Any, keyword: str) -> str:
+    try:
+        text = json.dumps(document, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except (TypeError, ValueError) as error:
+        raise InvalidSchema("", keyword, f"is not JSON: {type(error).__name__}") from None
+    except RecursionError:
+        raise UnsupportedSchema("", keyword, "is nested too deeply", "depth") from None
+    return text
+
+
+def _compile(text: str, formats: str, style: str, spelling: str, given: Mapping[str, str]) -> Compiled:
+    if formats not in ("assert", "annotate") or style not in STYLES or spelling != "json":
+        raise ValueError("unknown formats, style or spelling")
+    limits.start()
+    try:
+        with _deep_recursion():
+            node = _load(text)
+            document = Document(node, {uri: _load(other) for uri, other in given.items()})
+            normal = Normalizer(document, formats=formats, tracking='"unevaluated' in text or any('"unevaluated' in t for t in given.values()))
+            grammar = Writer(normal, STYLES[style]).write(normal.root())
+            rules, satisfiable = cleaned(grammar.rules)
+            checks = tuple(Check(*check) for check in normal.checks)
+            return Compiled(rules, checks, satisfiable, Validation(text, dict(given), document.dialect, formats == "assert"))
+    except LimitExceeded as error:
+        raise UnsupportedSchema("", "", "exceeds a limit", error.limit) from None
+    except RecursionError:
+        raise UnsupportedSchema("", "", "is nested too deeply", "depth") from None
+
+
+def _load(text: str) -> Any:
+    return json.loads(text, parse_float=Decimal)
+
+
+@contextmanager
+def _deep_recursion() -> Iterator[None]:
+    """Room for the mutual recursion of terms and shapes; `limits.DEPTH` bounds documents, not chains of references."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, 10_000))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
