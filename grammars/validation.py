@@ -23,19 +23,19 @@ class Validation:
 
     def __init__(self, text: str, resources: Mapping[str, str], dialect: int, formats: bool) -> None:
         self.text, self.resources, self.dialect, self.formats = text, resources, dialect, formats
-        self._validator: Any = None
+        self._built: tuple[Any, list[Any]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_validator": None}
+        return {**self.__dict__, "_built": None}
 
     def validate(self, value: Any) -> None:
         """Raises `InvalidInstance` naming the part of the value and the keyword."""
-        if self._validator is None:
-            self._validator = _validator(self)
-        clock = limits.Deadline(_SECONDS)
-        self._validator.clock[0] = clock
+        if self._built is None:
+            self._built = _validator(self)
+        validator, clock = self._built
+        clock[0] = limits.Deadline(_SECONDS)
         try:
-            error = next(self._validator.iter_errors(_exact(value)), None)
+            error = next(validator.iter_errors(_exact(value)), None)
         except LimitExceeded as limit:
             raise UnsupportedSchema("", "", "takes too long to validate", limit.limit) from None
         except (InvalidPattern, UnsupportedPattern) as fault:
@@ -58,7 +58,8 @@ def _exact(value: Any) -> Any:
     return value
 
 
-def _validator(validation: Validation) -> Any:
+def _validator(validation: Validation) -> tuple[Any, list[Any]]:
+    """The validator, and the cell that holds its deadline."""
     from jsonschema import validators
     from jsonschema_specifications import REGISTRY
     from referencing import Registry, Resource
@@ -109,9 +110,7 @@ def _validator(validation: Validation) -> Any:
     registry: Any = Registry().combine(REGISTRY)
     for uri, text in validation.resources.items():
         registry = registry.with_resource(uri, Resource.from_contents(load(text), default_specification=specification))
-    validator = extended(load(validation.text), registry=registry)
-    object.__setattr__(validator, "clock", clock)
-    return validator
+    return extended(load(validation.text), registry=registry), clock
 
 
 def _timed(inner: Callable[..., Any], clock: list[Any]) -> Callable[..., Any]:
