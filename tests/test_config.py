@@ -1,0 +1,180 @@
+"""What `models.toml` may say, and how what it may not is refused."""
+
+from __future__ import annotations
+
+from ipaddress import ip_network
+from pathlib import Path
+
+import pytest
+
+from server.config import Config, ConfigError, Restrictions, Source, Wheel, load_config
+from server.engine.messages import Sampling
+
+MINIMAL = """
+[models.one]
+model = "exact-1"
+source.path = "one.gguf"
+"""
+
+SHA256 = "0" * 64
+
+
+def load(directory: Path, text: str) -> Config:
+    file = directory / "models.toml"
+    file.write_text(text, encoding="utf-8")
+    return load_config(file)
+
+
+def test_the_shipped_configuration_offers_smollm2(config: Config) -> None:
+    (connection,) = config.connections
+    assert connection.key == "smollm2"
+    assert connection.model == "SmolLM2-135M-Instruct"
+    assert connection.source.pypi is not None
+    assert connection.source.pypi.version == "0.1.2"
+    assert connection.source.pypi.sha256.startswith("b179c952")
+
+
+def test_the_defaults(tmp_path: Path) -> None:
+    config = load(tmp_path, MINIMAL)
+    assert config.server.enabled
+    assert config.server.deadline == 300
+    assert config.server.allowed_hosts == ("localhost", "127.0.0.1", "::1")
+    assert config.server.allowed_origins == ()
+    assert config.server.owner_from == ()
+    (connection,) = config.connections
+    assert connection.name == "exact-1"
+    assert connection.source == Source(path=tmp_path.resolve() / "one.gguf")
+    assert connection.sampling == Sampling()
+    assert connection.capabilities == Restrictions()
+    assert connection.template is None
+
+
+def test_everything_can_be_said(tmp_path: Path) -> None:
+    (tmp_path / "chat.jinja").write_text("{{ messages }}", encoding="utf-8")
+    config = load(
+        tmp_path,
+        f"""
+        [server]
+        enabled = false
+        deadline = 1.5
+        allowed_hosts = ["box.local", "192.168.0.2", "fe80::1"]
+        allowed_origins = ["https://shell.example", "http://localhost:8080"]
+        owner_from = ["172.17.0.0/16", "10.0.0.1"]
+        limits = {{ body_bytes = 1000, concurrent = 2, requests_per_minute = 0, queue = 0, max_tokens = 5 }}
+
+        [models.b]
+        name = "B"
+        model = "b"
+        context_length = 512
+        slots = 2
+        threads = 1
+        gpu_layers = 0
+        template = "chat.jinja"
+        source.pypi = {{ distribution = "a-b", version = "1.0", member = "a/b.gguf", sha256 = "{SHA256}" }}
+        sampling = {{ temperature = 0, top_k = 1, top_p = 0.5, min_p = 0, repeat_penalty = 1.1, seed = 7 }}
+        capabilities = {{ images = false, json = true, tools = true, tool_choice_modes = ["none", "auto"] }}
+
+        [models.a]
+        model = "a"
+        source.path = "/somewhere/a.gguf"
+        """,
+    )
+    server = config.server
+    assert not server.enabled
+    assert server.deadline == 1.5
+    assert server.owner_from == (ip_network("172.17.0.0/16"), ip_network("10.0.0.1/32"))
+    assert (server.limits.body_bytes, server.limits.queue, server.limits.max_tokens) == (1000, 0, 5)
+    first, second = config.connections
+    assert (first.key, second.key) == ("b", "a"), "the file's order is the owner's preference"
+    assert first.source == Source(pypi=Wheel("a-b", "1.0", "a/b.gguf", SHA256))
+    assert first.sampling == Sampling(0.0, 1, 0.5, 0.0, 1.1, 7)
+    assert first.capabilities == Restrictions(False, True, True, ("auto", "none"))
+    assert first.template == "{{ messages }}"
+    assert second.source == Source(path=Path("/somewhere/a.gguf"))
+    spec = first.spec(Path("/f.gguf"), queue=server.limits.queue)
+    assert (spec.path, spec.context_length, spec.slots, spec.threads, spec.gpu_layers, spec.queue) == (
+        "/f.gguf",
+        512,
+        2,
+        1,
+        0,
+        0,
+    )
+
+
+REFUSED = [
+    # file, table, key
+    ("", "models", ""),
+    ("[other]\n" + MINIMAL, "", "other"),
+    ("server = 1\n" + MINIMAL, "", "server"),
+    ("[server]\ndeadlin = 3\n" + MINIMAL, "server", "deadlin"),
+    ("[server]\ndeadline = 0\n" + MINIMAL, "server", "deadline"),
+    ("[server]\ndeadline = nan\n" + MINIMAL, "server", "deadline"),
+    ("[server]\ndeadline = true\n" + MINIMAL, "server", "deadline"),
+    ('[server]\nenabled = "yes"\n' + MINIMAL, "server", "enabled"),
+    ('[server]\nallowed_hosts = "localhost"\n' + MINIMAL, "server", "allowed_hosts"),
+    ('[server]\nallowed_hosts = ["localhost:80"]\n' + MINIMAL, "server", "allowed_hosts"),
+    ('[server]\nallowed_origins = ["*"]\n' + MINIMAL, "server", "allowed_origins"),
+    ('[server]\nallowed_origins = ["https://a.example/"]\n' + MINIMAL, "server", "allowed_origins"),
+    ('[server]\nallowed_origins = ["https://a.example:x"]\n' + MINIMAL, "server", "allowed_origins"),
+    ('[server]\nowner_from = ["10.0.0.1/8"]\n' + MINIMAL, "server", "owner_from"),
+    ("[server.limits]\nbodies = 1\n" + MINIMAL, "server.limits", "bodies"),
+    ("[server.limits]\nconcurrent = 0\n" + MINIMAL, "server.limits", "concurrent"),
+    ("[server.limits]\nbody_bytes = 1.5\n" + MINIMAL, "server.limits", "body_bytes"),
+    ('[models."a b"]\nmodel = "x"\nsource.path = "x"\n', "models.a b", ""),
+    ('[models.a]\nsource.path = "x"\n', "models.a", "model"),
+    ('[models.a]\nmodel = ""\nsource.path = "x"\n', "models.a", "model"),
+    ('[models.a]\nmodel = "x"\n', "models.a", "source"),
+    ('[models.a]\nmodel = "x"\nsource = "x"\n', "models.a", "source"),
+    ('[models.a]\nmodel = "x"\nsource = {}\n', "models.a.source", ""),
+    ('[models.a]\nmodel = "x"\nsource = {path = "x", pypi = {}}\n', "models.a.source", ""),
+    ('[models.a]\nmodel = "x"\nsource.path = "x"\nsource.url = "y"\n', "models.a.source", "url"),
+    ('[models.a]\nmodel = "x"\nsource.pypi.distribution = "d"\n', "models.a.source.pypi", "version"),
+    (
+        '[models.a]\nmodel = "x"\nsource.pypi = {distribution = "--pre", version = "1", member = "m", sha256 = "0"}\n',
+        "models.a.source.pypi",
+        "distribution",
+    ),
+    (
+        '[models.a]\nmodel = "x"\nsource.pypi = {distribution = "d", version = "1", member = "m", sha256 = "0"}\n',
+        "models.a.source.pypi",
+        "sha256",
+    ),
+    (MINIMAL + "slots = 0\n", "models.one", "slots"),
+    (MINIMAL + "slots = true\n", "models.one", "slots"),
+    (MINIMAL + "context = 5\n", "models.one", "context"),
+    (MINIMAL + 'template = "missing.jinja"\n', "models.one", "template"),
+    (MINIMAL + "sampling = {temperature = 2.5}\n", "models.one.sampling", "temperature"),
+    (MINIMAL + "sampling = {heat = 1}\n", "models.one.sampling", "heat"),
+    (MINIMAL + "sampling = {seed = -1}\n", "models.one.sampling", "seed"),
+    (MINIMAL + "capabilities = {tools = 1}\n", "models.one.capabilities", "tools"),
+    (MINIMAL + 'capabilities.tool_choice_modes = ["auto", "named"]\n', "models.one.capabilities", "tool_choice_modes"),
+    (MINIMAL + 'capabilities.tool_choice_modes = ["auto"]\n', "models.one.capabilities", "tool_choice_modes"),
+    (
+        MINIMAL + 'capabilities.tool_choice_modes = ["auto", "none", "auto"]\n',
+        "models.one.capabilities",
+        "tool_choice_modes",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "table", "key"), REFUSED)
+def test_a_mistake_is_refused_naming_file_table_and_key(tmp_path: Path, text: str, table: str, key: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(tmp_path, text)
+    assert (raised.value.table, raised.value.key) == (table, key)
+    assert "models.toml" in str(raised.value)
+    assert key in str(raised.value)
+
+
+@pytest.mark.parametrize("content", [b"[models", b"\xff"])
+def test_what_is_no_toml_is_refused(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "models.toml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match="is not TOML"):
+        load_config(file)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        load_config(tmp_path / "models.toml")

@@ -1,0 +1,89 @@
+"""Imports run one way: no room knows what is above it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+ALLOWED = {
+    "grammars": set(),
+    "server.wire": set(),
+    "server.engine": {"server.wire", "grammars"},
+    "server.chat": {"server.wire", "server.engine", "grammars"},
+    "server.runtime": {"server.wire", "server.engine", "server.chat", "server.config"},
+    "server.http": {
+        "server.wire",
+        "server.engine",
+        "server.chat",
+        "server.runtime",
+        "server.config",
+        "server.state",
+    },
+    "server.client": {"server.wire"},
+    "server.config": {"server.wire", "server.engine"},
+    "server.models": {"server.config"},
+    "server.state": set(),
+    "server.talk": {"server.client", "server.wire"},
+}
+"""Room or module → what it may import of this project beside itself. `server.app` and `server.cli` put the house
+together and stand above everything."""
+
+ABOVE = {"server.app", "server.cli", "server"}
+
+
+def module(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Absolute names of every module imported anywhere in the file."""
+    own = module(path).split(".")
+    package = own if path.name == "__init__.py" else own[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            yield origin
+            # `from server import chat` names a room too.
+            yield from (f"{origin}.{alias.name}" for alias in node.names if origin == "server")
+
+
+def room(name: str) -> str:
+    """`server.chat.parser` → `server.chat`; `grammars.rules` → `grammars`."""
+    parts = name.split(".")
+    return ".".join(parts[:2]) if parts[0] == "server" else parts[0]
+
+
+FILES = sorted([*ROOT.glob("server/**/*.py"), *ROOT.glob("grammars/**/*.py")])
+
+
+def test_the_house_has_the_rooms_that_are_judged() -> None:
+    rooms = {room(module(path)) for path in FILES}
+    assert rooms - ABOVE == set(ALLOWED)
+
+
+@pytest.mark.parametrize("path", FILES, ids=module)
+def test_no_file_imports_upwards(path: Path) -> None:
+    own = room(module(path))
+    if own in ABOVE:
+        return
+    foreign = {room(name) for name in imports(path) if name.split(".")[0] in ("server", "grammars")} - {own, "server"}
+    assert foreign <= ALLOWED[own]
+
+
+def test_an_upward_import_would_be_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.test_imports.ROOT", tmp_path)
+    file = tmp_path / "server" / "engine" / "wrong.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(
+        "def f():\n    from server import http\n    from ..runtime import x\n    import server.chat.parser\n"
+    )
+    assert {room(name) for name in imports(file)} == {"server", "server.http", "server.runtime", "server.chat"}
