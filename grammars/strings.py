@@ -65,7 +65,9 @@ RAW = Spelling("raw", "")
 _HEX = (*((48 + n, 48 + n) for n in range(10)), *((65 + n, 97 + n) for n in range(6)))
 _ANY_HEX = Chars(((48, 57), (65, 70), (97, 102)))
 COUNT = 2_000
-"""Largest length that is multiplied into an automaton of several states; above, only uniform repetitions are counted."""
+"""Largest length that is multiplied into an automaton of several states."""
+NAMED = 8
+"""Sets of more ranges than this become a rule, so that their text is not repeated."""
 
 
 def _hex_digits(values: list[int]) -> Chars:
@@ -75,7 +77,7 @@ def _hex_digits(values: list[int]) -> Chars:
 @lru_cache(4096)
 def _split(chars: Ranges, escaped: Ranges) -> tuple[Ranges, tuple[int, ...]]:
     """The characters that stand raw, and the code points that need an escape."""
-    inside = []
+    inside: list[int] = []
     raw: list[tuple[int, int]] = []
     for lo, hi in chars:
         if lo > 92:
@@ -200,13 +202,13 @@ class Strings:
             return self.char
         raw, escaped = _split(chars, self.spelling.escaped)
         if not escaped:
-            return Lit(chr(raw[0][0])) if len(raw) == 1 and raw[0][0] == raw[0][1] else Chars(raw)
+            return self._chars(raw)
         if not raw and len(escaped) == 1:
             letter = self.spelling.letters.get(escaped[0])
             return Lit("\\" + (letter or f"{self.spelling.prefix}{escaped[0]:02x}"))
         ref = self._memo.get(chars)
         if ref is None:
-            alternatives: list[Sequence] = [(Chars(raw),)] if raw else []
+            alternatives: list[Sequence] = [(self._chars(raw),)] if raw else []
             alternatives.append(_joined((Lit("\\"), *self._escapes(escaped))))
             ref = self._memo[chars] = self.grammar.add(tuple(alternatives), "c")
         return ref
@@ -222,12 +224,22 @@ class Strings:
             self.grammar.define(name, ((Chars(raw), ref), (Lit("\\"), self._any_escape, ref), (self._end,)))
         return ref
 
+    def _chars(self, raw: Ranges) -> Item:
+        if len(raw) == 1 and raw[0][0] == raw[0][1]:
+            return Lit(chr(raw[0][0]))
+        if len(raw) <= NAMED:
+            return Chars(raw)
+        ref = self._memo.get(("chars", raw))
+        if ref is None:
+            ref = self._memo["chars", raw] = self.grammar.add(((Chars(raw),),), "k")
+        return ref
+
     def _escapes(self, codes: tuple[int, ...]) -> Sequence:
         """What follows the backslash for these characters."""
         key = ("escapes", codes)
         ref = self._memo.get(key)
         if ref is None:
-            rule = self._escape_rule({code: () for code in codes})
+            rule = self._escape_rule(dict.fromkeys(codes, ()))
             if len(rule) == 1:
                 return rule[0]
             ref = self._memo[key] = self.grammar.add(rule, "esc")
@@ -372,7 +384,7 @@ class _Writer:
                 wide.append((LAST, (self.strings.char, *rest)))
                 continue
             if raw:
-                wide.append((sum(hi - lo + 1 for lo, hi in raw), (Chars(raw), *rest)))
+                wide.append((sum(hi - lo + 1 for lo, hi in raw), (self.strings._chars(raw), *rest)))
             if escaped and conflict:
                 escapes.update(dict.fromkeys(escaped, rest))
             elif escaped:
@@ -393,7 +405,7 @@ def _joined(items: tuple[Item, ...] | list[Item]) -> Sequence:
     out: list[Item] = []
     for item in items:
         if isinstance(item, Chars) and len(item.ranges) == 1 and item.ranges[0][0] == item.ranges[0][1]:
-            item = Lit(chr(item.ranges[0][0]))
+            item = Lit(chr(item.ranges[0][0]))  # a hexadecimal digit
         if isinstance(item, Lit):
             if not item.text:
                 continue
@@ -441,7 +453,7 @@ def without(names: frozenset[str]) -> DFA:
 
 @lru_cache(256)
 def up_to(language: DFA, marker: str) -> DFA:
-    """Texts of `language` followed by `marker`, which occurs nowhere earlier: for text that ends at a closing marker."""
+    """Texts of `language` followed by `marker`, which occurs nowhere earlier: text that ends at a closing marker."""
     fail = [0] * (len(marker) + 1)  # Knuth, Morris and Pratt: longest proper border of each prefix
     length = 0
     for at in range(1, len(marker)):
