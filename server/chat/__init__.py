@@ -1,0 +1,20 @@
+"""Text in, blocks out: templates, tool-call formats, the streaming parser.
+
+What needs Jinja, a vocabulary or a schema runs in helper processes (`HelperPool`); the web process parses.
+"""
+
+from server.chat.conversation import Capabilities, Conversation, Prepared
+from server.chat.helpers import HelperPool
+from server.chat.parser import MalformedOutput, Parser, ParserSpec, make_parser, new_call_id
+
+__all__ = [
+    "Capabilities",
+    "Conversation",
+    "HelperPool",
+    "MalformedOutput",
+    "Parser",
+    "ParserSpec",
+    "Prepared",
+    "make_parser",
+    "new_call_id",
+]

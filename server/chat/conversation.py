@@ -1,0 +1,45 @@
+"""What chat is asked and what it answers: plain, picklable values."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from server.chat.parser import ParserSpec
+from server.engine.messages import Constraint
+from server.wire.records import Format, Message, Tool, ToolChoice, ToolChoiceMode
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """One request's conversation; `tool_choice` is None exactly where there are no tools."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice | None = None
+    format: Format = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a model with its template can do."""
+
+    images: bool
+    json: bool
+    tools: bool
+    tool_choice_modes: tuple[ToolChoiceMode, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A conversation ready for the engine.
+
+    `tokens` is the whole prompt. `checked_tools` are those whose grammar leaves something to check on the completed
+    arguments (`HelperPool.validate`).
+    """
+
+    tokens: array[int]
+    constraint: Constraint | None
+    banned: tuple[int, ...]
+    parser: ParserSpec
+    checked_tools: frozenset[str] = frozenset()

@@ -1,0 +1,21 @@
+"""The generic format, for models whose template knows nothing of tools: one JSON object, a call or an answer.
+
+    {"tool_calls": [{"name": "get_weather", "arguments": {"city": "Paris"}}]}
+    {"response": "It is sunny."}
+
+The catalogue and the way to call stand in the system turn; the grammar does the rest.
+"""
+
+from server.chat.format import ARGUMENTS, NAME, Calls, Format, Frame
+
+FORMAT = Format(
+    name="generic",
+    forced=True,
+    calls=Calls(
+        begin='{"tool_calls": [',
+        call=('{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}"),
+        between=", ",
+        end="]}",
+    ),
+    text=(Frame('{"response": ', "}", json=True),),
+)

@@ -1,0 +1,246 @@
+"""A few killable processes that do chat's work from strangers: templates, schemas, validation.
+
+A request has a time limit and each process a memory limit. Whoever exceeds one is killed and replaced, and the
+request fails with `quota-exceeded`. The event loop only ever waits. Helpers are started as bare interpreters, so that
+they import this room and those below it, and never the program that serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from multiprocessing.connection import Connection, Pipe
+from typing import Any, TypeVar
+
+from server.chat.conversation import Capabilities, Conversation, Prepared
+from server.wire.records import Tool, WireError
+
+T = TypeVar("T")
+
+_START_SECONDS = 60.0
+"""How long an interpreter may take to import its modules on a busy machine."""
+
+_GRACE_SECONDS = 0.2
+"""How long abandoned work may go on before its process is killed: killing costs a start."""
+
+
+class HelperPool:
+    """`size` helper processes, each with one request at a time; further requests wait in line.
+
+    `seconds` bounds one request, `memory` is what a helper may allocate beyond its own code, in bytes.
+    """
+
+    def __init__(self, *, size: int = 2, seconds: float = 10, memory: int = 2 << 30) -> None:
+        self._size = size
+        self._seconds = seconds
+        self._memory = memory
+        self._threads = ThreadPoolExecutor(size, thread_name_prefix="chat-helper")
+        self._idle: asyncio.LifoQueue[_Helper] = asyncio.LifoQueue()
+        self._helpers: set[_Helper] = set()
+        self._closed = False
+
+    async def start(self) -> None:
+        """Start the processes and wait until each has imported what it needs."""
+        helpers = [_Helper(self._seconds, self._memory) for _ in range(self._size)]
+        self._helpers.update(helpers)
+        try:
+            await asyncio.gather(*(self._in_thread(helper.start) for helper in helpers))
+        except BaseException:
+            await self.close()
+            raise
+        for helper in helpers:
+            self._idle.put_nowait(helper)
+
+    async def close(self) -> None:
+        """Kill the processes. Requests in flight fail."""
+        self._closed = True
+        for helper in self._helpers:
+            helper.end()
+        await asyncio.to_thread(self._threads.shutdown)
+        for helper in self._helpers:
+            helper.stop()
+        self._helpers.clear()
+
+    async def inspect(self, model_path: str, template: str | None) -> Capabilities:
+        """What the model can do. Raises WireError."""
+        capabilities: Capabilities = await self._request("inspect", model_path, template)
+        return capabilities
+
+    async def prepare(self, model_path: str, template: str | None, conversation: Conversation) -> Prepared:
+        """The conversation as tokens, with its constraint and parser. Raises WireError."""
+        prepared: Prepared = await self._request("prepare", model_path, template, conversation)
+        return prepared
+
+    async def validate(self, tool: Tool, arguments: Mapping[str, Any]) -> None:
+        """Check completed arguments. Raises WireError("provider-error") naming tool, path and keyword."""
+        await self._request("validate", tool, arguments)
+
+    async def _request(self, name: str, *arguments: Any) -> Any:
+        helper = await self._idle.get()
+        request = object()
+        work = self._in_thread(partial(helper.call, request, name, arguments))
+        work.add_done_callback(partial(self._release, helper))
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            if not work.done():
+                asyncio.get_running_loop().call_later(_GRACE_SECONDS, helper.abandon, request)
+            raise
+
+    def _release(self, helper: _Helper, work: asyncio.Future[Any]) -> None:
+        if not work.cancelled():
+            work.exception()  # has been told to whoever waits; nobody may
+        if not self._closed:
+            self._idle.put_nowait(helper)
+
+    def _in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+class _Helper:
+    """One process and the pipe to it.
+
+    `start`, `call` and `stop` block and belong to one thread at a time; `abandon` and `end` come from the event loop.
+    """
+
+    def __init__(self, seconds: float, memory: int) -> None:
+        self._lock = threading.Lock()
+        self._request: object | None = None
+        self._ended = False
+        self._seconds = seconds
+        self._memory = memory
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection | None = None
+
+    def start(self) -> None:
+        """Start the process and wait until it is ready. Raises WireError."""
+        ours, theirs = Pipe()
+        code = f"from server.chat.helpers import serve; serve({theirs.fileno()}, {self._memory})"
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        with self._lock:
+            if self._ended:
+                raise WireError("provider-error", "the server is closing")
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env={**os.environ, "PYTHONPATH": path},
+                start_new_session=True,  # the terminal's Ctrl-C is for the server, which closes the pool
+            )
+        theirs.close()
+        self._pipe = ours
+        try:
+            greeted = ours.poll(_START_SECONDS) and ours.recv()
+        except (EOFError, OSError):
+            greeted = False
+        if not greeted:
+            self.stop()
+            raise WireError("provider-error", "a chat helper does not start")
+
+    def abandon(self, request: object) -> None:
+        """Nobody waits for this request any more: if it still runs, the process goes."""
+        with self._lock:
+            if self._request is request and self._process is not None:
+                self._process.kill()
+
+    def end(self) -> None:
+        """End the process for good. A request in flight sees the end of the pipe."""
+        with self._lock:
+            self._ended = True
+            if self._process is not None:
+                self._process.kill()
+
+    def call(self, request: object, name: str, arguments: tuple[Any, ...]) -> Any:
+        """Do one request. Raises WireError: its own, or `quota-exceeded` where the process had to go."""
+        if self._process is None or self._process.poll() is not None:
+            self.stop()
+            self.start()
+        with self._lock:
+            self._request = request
+        try:
+            done, value = self._answer(name, arguments)
+        except (EOFError, OSError):
+            self.stop()
+            raise WireError("quota-exceeded", "preparing the request took more memory than it may") from None
+        finally:
+            with self._lock:
+                self._request = None
+        if done:
+            return value
+        code, message, extra = value
+        raise WireError(code, message, **extra)
+
+    def _answer(self, name: str, arguments: tuple[Any, ...]) -> tuple[bool, Any]:
+        assert self._pipe is not None
+        deadline = time.monotonic() + self._seconds
+        self._pipe.send((name, arguments))
+        if not self._pipe.poll(deadline - time.monotonic()):
+            self.stop()
+            raise WireError("quota-exceeded", f"preparing the request took more than {self._seconds:g} s")
+        done, value = self._pipe.recv()
+        return done, value
+
+    def stop(self) -> None:
+        """Kill the process and wait for its end, which comes at once."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        if self._pipe is not None:
+            self._pipe.close()
+            self._pipe = None
+
+
+def serve(descriptor: int, memory: int) -> None:
+    """A helper's life: answer requests until the pipe ends."""
+    from server.chat import prepare  # here, so that the web process needs none of it
+
+    pipe = Connection(descriptor)
+    answer: tuple[bool, Any]
+    _bound(memory)
+    pipe.send("ready")
+    while True:
+        try:
+            name, arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            answer = True, _WORK[name](prepare, *arguments)
+        except WireError as error:
+            answer = False, (error.code, error.message, error.extra)
+        except MemoryError:
+            answer = False, ("quota-exceeded", "preparing the request took more memory than it may", {})
+        except RecursionError:
+            answer = False, ("unsupported", "the request is nested too deeply to prepare", {})
+        except Exception as error:
+            # A fault of ours. Its text may hold content, so only its kind and place are told.
+            trace = error.__traceback__
+            while trace is not None and trace.tb_next is not None:
+                trace = trace.tb_next
+            place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else "?"
+            print(f"chat helper: {type(error).__name__} at {place}", file=sys.stderr, flush=True)
+            answer = False, ("provider-error", "preparing the request failed inside the server", {})
+        pipe.send(answer)
+
+
+_WORK: dict[str, Callable[..., Any]] = {
+    "inspect": lambda prepare, path, template: prepare.model(path, template).capabilities(),
+    "prepare": lambda prepare, path, template, conversation: prepare.model(path, template).prepare(conversation),
+    "validate": lambda prepare, tool, arguments: prepare.validate(tool, arguments),
+}
+
+
+def _bound(memory: int) -> None:
+    """Limit the address space to what is in use now and `memory` more, where the system can."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/self/statm") as statm:
+        used = int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_AS, (used + memory, resource.RLIM_INFINITY))

@@ -1,0 +1,494 @@
+"""The streaming parser: a model's text in, block events out.
+
+It reads by a `Format`, in one direction, as a coroutine that pauses wherever the next step needs text that has not
+come yet. What it emits is certain and never taken back, and does not depend on how the text was cut into pieces.
+Pure Python, for the web process.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, TypeVar
+
+from server.chat.events import BlockDelta, BlockEnd, BlockEvent, BlockKind, BlockStart
+from server.chat.format import ARGUMENTS, NAME, Calls, Format, Frame, Slot
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+"""A computation that yields while it waits for more text."""
+
+_WORD = re.compile(r"[A-Za-z0-9_.-]*")
+_SPACE = re.compile(r"\s*")
+_OUTSIDE = re.compile(r'["{}\[\]]')
+_INSIDE = re.compile(r'["\\]')
+_PLAIN = re.compile(r'[^"\\]+')
+_CLOSER = {"{": "}", "[": "]"}
+_ESCAPES = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+
+
+class MalformedOutput(Exception):
+    """A completed output breaks its format. `reason` holds nothing of the output."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class ParserSpec:
+    """What a parser must know; picklable.
+
+    `calls`: "allowed" (the constraint lets the model call), "refused" (a recognised call is a failure) or "ignored"
+    (the output is text whatever it says). `json`: the answer is a JSON object. `thinking_open`: the prompt ends
+    inside thinking.
+    """
+
+    format: Format
+    calls: Literal["allowed", "refused", "ignored"] = "ignored"
+    tools: frozenset[str] = frozenset()
+    json: bool = False
+    thinking_open: bool = False
+
+
+def new_call_id() -> str:
+    """A tool-call id that no other conversation has: `call_` and 144 random bits."""
+    return f"call_{secrets.token_urlsafe(18)}"
+
+
+def make_parser(spec: ParserSpec, new_id: Callable[[], str] = new_call_id) -> Parser:
+    return Parser(spec, new_id)
+
+
+class _Ended(Exception):
+    """The output ended where more was needed."""
+
+
+class Parser:
+    """Reads one output. `feed` it every piece of text, then tell it once how the output ended."""
+
+    def __init__(self, spec: ParserSpec, new_id: Callable[[], str] = new_call_id) -> None:
+        self._spec = spec
+        self._new_id = new_id
+        self._buffer = ""
+        self._at = 0
+        self._ended = False
+        self._events: list[BlockEvent] = []
+        self._index = -1
+        self._open: BlockKind | None = None
+        self._answered = False
+        self._space: list[str] = []
+        self._trim = False
+        self._failure: str | None = None
+        self._steps = self._output()
+
+    def feed(self, text: str) -> list[BlockEvent]:
+        """The events that this much more text makes certain. Never raises: a failure is told by `finish`."""
+        self._buffer = self._buffer[self._at :] + text
+        self._at = 0
+        return self._step()
+
+    def finish(self, finish: Literal["stop", "length"]) -> list[BlockEvent]:
+        """The last events. Raises `MalformedOutput` where an output that ended by itself breaks its format.
+
+        A truncated output breaks nothing: its open text ends here, its unfinished call stays without an end.
+        """
+        self._ended = True
+        events = self._step()
+        if finish == "stop" and self._failure is not None:
+            raise MalformedOutput(self._failure)
+        if self._open in ("text", "thinking"):
+            self._close()
+        if finish == "stop" and not self._answered:
+            self._start("text")
+            self._close()
+        return events + self._drain()
+
+    def _step(self) -> list[BlockEvent]:
+        if self._failure is None:
+            try:
+                next(self._steps, None)
+            except MalformedOutput as error:
+                self._failure = error.reason
+            except _Ended:
+                self._failure = "the output ends inside a block"
+        return self._drain()
+
+    def _drain(self) -> list[BlockEvent]:
+        events, self._events = self._events, []
+        return events
+
+    # Blocks
+
+    def _start(self, kind: BlockKind, name: str | None = None) -> None:
+        if self._open is not None:
+            self._close()
+        self._index += 1
+        self._open = kind
+        self._answered |= kind != "thinking"
+        self._events.append(BlockStart(self._index, kind, self._new_id() if kind == "toolCall" else None, name))
+
+    def _close(self) -> None:
+        self._events.append(BlockEnd(self._index))
+        self._open = None
+
+    def _delta(self, text: str) -> None:
+        if text:
+            self._events.append(BlockDelta(self._index, text))
+
+    def _say(self, kind: BlockKind, text: str) -> None:
+        """Free text or thinking. White space waits until it is known whether a marker follows it."""
+        body = text.rstrip()
+        if not body:
+            self._space.append(text)
+            return
+        tail = text[len(body) :]
+        body = "".join(self._space) + body
+        if self._open != kind:
+            self._start(kind)
+            body = body.lstrip() if self._trim else body
+        self._space = [tail] if tail else []
+        self._trim = False
+        self._delta(body)
+
+    def _say_text(self, text: str) -> None:
+        self._say("text", text)
+
+    def _say_thinking(self, text: str) -> None:
+        self._say("thinking", text)
+
+    def _cut(self) -> None:
+        """A marker stands here: the white space around it is nobody's, and the block before it is over."""
+        self._space = []
+        self._trim = True
+        if self._open is not None:
+            self._close()
+
+    # Reading
+
+    def _skip_space(self) -> Steps[None]:
+        while True:
+            match = _SPACE.match(self._buffer, self._at)
+            self._at = match.end() if match else self._at
+            if self._at < len(self._buffer) or self._ended:
+                return
+            yield
+
+    def _more(self) -> Steps[None]:
+        if self._ended:
+            raise _Ended
+        yield
+
+    def _until(self, markers: Sequence[str], emit: Callable[[str], None]) -> Steps[str | None]:
+        """Emits text up to the first of the markers and returns that one, or None where the output ends first."""
+        pattern = _alternatives(tuple(markers))
+        while True:
+            match = pattern.search(self._buffer, self._at) if markers else None
+            end = match.start() if match else len(self._buffer) - (0 if self._ended else self._partial(markers))
+            if end > self._at:
+                emit(self._buffer[self._at : end])
+            self._at = match.end() if match else end
+            if match or self._ended:
+                return match.group() if match else None
+            yield
+
+    def _partial(self, markers: Sequence[str]) -> int:
+        """How many characters at the end of the buffer may begin a marker."""
+        size = min(max(map(len, markers), default=1) - 1, len(self._buffer) - self._at)
+        while size > 0 and not any(marker.startswith(self._buffer[-size:]) for marker in markers):
+            size -= 1
+        return size
+
+    def _choose(self, literals: Sequence[str]) -> Steps[int | None]:
+        """Reads the one of the literals that stands here and returns its index; None where none does."""
+        while True:
+            ends = [_literal(self._buffer, self._at, literal) for literal in literals]
+            for index, end in enumerate(ends):
+                if end is not None:
+                    self._at = end
+                    return index
+            if self._ended or not any(_may_become(self._buffer, self._at, literal) for literal in literals):
+                return None
+            yield
+
+    def _expect(self, literal: str) -> Steps[None]:
+        if (yield from self._choose([literal])) is None:
+            yield from self._wrong("a call is not written as its format has it")
+
+    def _wrong(self, reason: str) -> Steps[None]:
+        """Something else stands here, or nothing where the output has ended."""
+        yield from self._skip_space()
+        raise _Ended if self._at == len(self._buffer) else MalformedOutput(reason)
+
+    def _word(self) -> Steps[str]:
+        """A name or an id: it ends where a character stands that cannot be in one."""
+        yield from self._skip_space()
+        while True:
+            word = _WORD.match(self._buffer, self._at)
+            end = word.end() if word else self._at
+            if end < len(self._buffer):
+                self._at, start = end, self._at
+                return self._buffer[start:end]
+            yield from self._more()
+
+    def _recognised(self, parts: Sequence[str | Slot]) -> Steps[bool]:
+        """Whether a call stands here, as far as its arguments; reads nothing. Where tools are offered, to one of them.
+
+        What is cut short before that is no call.
+        """
+        while True:
+            seen = _call_stands(self._buffer, self._at, parts, self._spec.tools)
+            if seen is not None or self._ended:
+                return bool(seen)
+            yield
+
+    # The output and its blocks
+
+    def _output(self) -> Steps[None]:
+        spec, format, calls = self._spec, self._spec.format, self._spec.format.calls
+        if spec.thinking_open:
+            yield from self._thinking(format.thinking[0])
+        if format.forced and spec.calls == "allowed":
+            yield from self._framed(format)
+            return
+        if (
+            (format.forced or calls.anchored)
+            and spec.calls != "ignored"
+            and (yield from self._recognised(calls.opening))
+        ):
+            if spec.calls == "refused":
+                raise MalformedOutput("a call where none is allowed")
+            self._at = _literal(self._buffer, self._at, str(calls.opening[0])) or self._at
+            yield from self._section(calls)
+        yield from self._free(format)
+
+    def _framed(self, format: Format) -> Steps[None]:
+        """Calls or one frame of text, and nothing else."""
+        choice = yield from self._choose([format.calls.begin, *(frame.open for frame in format.text)])
+        if choice is None:
+            yield from self._wrong("the output is neither a call nor an answer of its format")
+        elif choice == 0:
+            yield from self._section(format.calls)
+        else:
+            self._start("text")
+            yield from (self._object() if self._spec.json else self._string())
+            yield from self._expect(format.text[choice - 1].close)
+            self._close()
+        yield from self._skip_space()
+        if self._at < len(self._buffer):
+            raise MalformedOutput("text follows the end of the format")
+
+    def _free(self, format: Format) -> Steps[None]:
+        """Text, with blocks in it wherever their markers stand."""
+        spec, calls = self._spec, format.calls
+        thinking = {frame.open: frame for frame in format.thinking}
+        text = {} if format.forced else {frame.open: frame for frame in format.text}
+        markers = [*thinking, *text, *format.noise]
+        if spec.calls != "ignored" and not format.forced and not calls.anchored:
+            markers.append(calls.marker)
+        while (marker := (yield from self._until(markers, self._say_text))) is not None:
+            if marker in thinking:
+                yield from self._thinking(thinking[marker])
+            elif marker in text:
+                self._cut()
+                yield from self._until([text[marker].close], self._say_text)
+                self._cut()
+            elif marker in format.noise:
+                self._cut()
+            elif spec.calls == "allowed":
+                yield from self._section(calls)
+            elif (yield from self._recognised(calls.opening[1:])):
+                raise MalformedOutput("a call where none is allowed")
+            else:
+                self._say_text(marker)
+        if self._space and not self._trim:
+            if self._open != "text":
+                self._start("text")
+            self._delta("".join(self._space))
+
+    def _thinking(self, frame: Frame) -> Steps[None]:
+        self._cut()
+        yield from self._until([frame.close], self._say_thinking)
+        self._cut()
+
+    def _section(self, calls: Calls) -> Steps[None]:
+        """One call or several; the marker has been read."""
+        self._cut()
+        parts = calls.call if calls.begin else calls.call[1:]
+        between = calls.between.strip()
+        while True:
+            yield from self._call(parts)
+            if not calls.end:
+                return
+            following = between or str(calls.call[0])
+            choice = yield from self._choose([calls.end, following])
+            if choice is None:
+                yield from self._wrong("a call is not followed by another or by the end of the calls")
+            if choice == 0:
+                return
+            parts = calls.call if between else calls.call[1:]
+
+    def _call(self, parts: Sequence[str | Slot]) -> Steps[None]:
+        for part in parts:
+            if part is NAME:
+                name = yield from self._word()
+                if name not in self._spec.tools:
+                    raise MalformedOutput("a call to a tool that was not offered")
+                self._start("toolCall", name)
+            elif part is ARGUMENTS:
+                yield from self._object()
+            elif isinstance(part, Slot):
+                yield from self._word()
+            else:
+                yield from self._expect(part)
+        self._cut()
+
+    # JSON
+
+    def _object(self) -> Steps[None]:
+        """One JSON object, its text as it stands. Whether it is valid is for those who read the whole of it."""
+        yield from self._skip_space()
+        if not self._buffer.startswith("{", self._at):
+            yield from self._wrong("what should be a JSON object is none")
+        closers: list[str] = []
+        quoted = False
+        while True:
+            start = at = self._at
+            while match := (_INSIDE if quoted else _OUTSIDE).search(self._buffer, at):
+                at = match.end()
+                char = match.group()
+                if char == '"':
+                    quoted = not quoted
+                elif char == "\\":
+                    if at == len(self._buffer):
+                        at -= 1
+                        break
+                    at += 1
+                elif char in _CLOSER:
+                    closers.append(_CLOSER[char])
+                elif closers.pop() != char:
+                    raise MalformedOutput("the brackets of a JSON object do not match")
+                elif not closers:
+                    self._at = at
+                    self._delta(self._buffer[start:at])
+                    return
+            else:
+                at = len(self._buffer)
+            self._at = at
+            self._delta(self._buffer[start:at])
+            yield from self._more()
+
+    def _string(self) -> Steps[None]:
+        """One JSON string, decoded as it comes. A surrogate without its other half becomes U+FFFD."""
+        yield from self._expect('"')
+        while True:
+            text, self._at, waiting = _decode(self._buffer, self._at)
+            self._delta(text)
+            if not waiting:
+                return
+            yield from self._more()
+
+
+def _decode(text: str, at: int) -> tuple[str, int, bool]:
+    """The inside of a JSON string from `at` on: what is certain of it, where that ends, and whether more is needed."""
+    out: list[str] = []
+    while at < len(text):
+        plain = _PLAIN.match(text, at)
+        if plain:
+            out.append(plain.group())
+            at = plain.end()
+            continue
+        if text[at] == '"':
+            return "".join(out), at + 1, False
+        kind = text[at + 1 : at + 2]
+        if kind == "u":
+            char, size = _unit(text, at)
+            if not size:
+                break
+            out.append(char)
+            at += size
+        elif kind in _ESCAPES:
+            out.append(_ESCAPES[kind])
+            at += 2
+        elif kind:
+            raise MalformedOutput("a JSON string holds an unknown escape")
+        else:
+            break
+    return "".join(out), at, True
+
+
+def _unit(text: str, at: int) -> tuple[str, int]:
+    """The character of the `\\u` escape or escapes at `at`, and their size; zero where more is needed."""
+    code = _hex(text[at + 2 : at + 6])
+    if code is None:
+        return "", 0
+    if 0xD800 <= code < 0xDC00:
+        second = text[at + 6 : at + 12]
+        if second[:2] == "\\u"[: len(second)]:
+            low = _hex(second[2:]) if len(second) > 1 else None
+            if low is None:
+                return "", 0
+            if 0xDC00 <= low < 0xE000:
+                return chr(0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00)), 12
+    return ("\N{REPLACEMENT CHARACTER}" if 0xD800 <= code < 0xE000 else chr(code)), 6
+
+
+def _hex(digits: str) -> int | None:
+    if not re.fullmatch(r"[0-9A-Fa-f]*", digits):
+        raise MalformedOutput("a JSON string holds an unknown escape")
+    return int(digits, 16) if len(digits) == 4 else None
+
+
+@lru_cache(maxsize=256)
+def _alternatives(markers: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))))
+
+
+@lru_cache(maxsize=1024)
+def _tokens(literal: str) -> tuple[str, ...]:
+    return tuple(literal.split())
+
+
+def _walk(text: str, at: int, literal: str) -> tuple[bool, int]:
+    """How far `literal` goes along `text`, white space aside, and whether to its end."""
+    for char in "".join(_tokens(literal)):
+        space = _SPACE.match(text, at)
+        at = space.end() if space else at
+        if not text.startswith(char, at):
+            return False, at
+        at += 1
+    return True, at
+
+
+def _literal(text: str, at: int, literal: str) -> int | None:
+    """Where `literal` ends if it stands at `at`."""
+    whole, end = _walk(text, at, literal)
+    return end if whole else None
+
+
+def _may_become(text: str, at: int, literal: str) -> bool:
+    whole, end = _walk(text, at, literal)
+    return whole or end == len(text)
+
+
+def _call_stands(text: str, at: int, parts: Sequence[str | Slot], tools: frozenset[str]) -> bool | None:
+    """Whether a call stands at `at`, as far as its arguments. None: more text must tell."""
+    for part in parts:
+        if part is ARGUMENTS:
+            return True
+        if isinstance(part, Slot):
+            space = _SPACE.match(text, at)
+            word = _WORD.match(text, space.end() if space else at)
+            if word is None or word.end() == len(text):
+                return None
+            if not word.group() or (part is NAME and tools and word.group() not in tools):
+                return False
+            at = word.end()
+        else:
+            whole, at = _walk(text, at, part)
+            if not whole:
+                return None if at == len(text) else False
+    return True

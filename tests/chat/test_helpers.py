@@ -1,0 +1,131 @@
+"""The helper pool: concurrent, bounded in time and memory, and alive after every mishap."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from server.chat import Conversation, HelperPool
+from server.wire.records import Message, TextPart, Tool, WireError
+
+HELLO = Conversation((Message("user", (TextPart("Hello"),)),))
+PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
+# The probe has two words in mind; a template is only slow or greedy where a conversation says so.
+SLOW = PLAIN + (
+    "{% if messages[0].content == 'Hello' %}{% for i in range(99999) %}{% for j in range(99999) %}"
+    "{% endfor %}{% endfor %}{% endif %}"
+)
+GREEDY = PLAIN + "{% if messages[0].content == 'Hello' %}{{ ('x' * 3000000000) | length }}{% endif %}"
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[HelperPool]:
+    pool = HelperPool(size=2, seconds=1.5, memory=1 << 30)
+    await pool.start()
+    yield pool
+    await pool.close()
+
+
+def children() -> list[psutil.Process]:
+    return [p for p in psutil.Process().children() if "server.chat.helpers" in " ".join(p.cmdline())]
+
+
+async def test_prepare_inspect_validate(pool: HelperPool, smollm2: Path) -> None:
+    assert (await pool.inspect(str(smollm2), None)).tools
+    prepared = await pool.prepare(str(smollm2), None, HELLO)
+    assert len(prepared.tokens) > 10
+    tool = Tool("t", None, {"type": "object", "properties": {"a": {"type": "integer"}}})
+    await pool.validate(tool, {"a": 1})
+    with pytest.raises(WireError) as caught:
+        await pool.validate(tool, {"a": "x"})
+    assert caught.value.code == "provider-error" and "type" in caught.value.message
+
+
+async def test_requests_run_side_by_side_and_the_loop_stays_free(pool: HelperPool, smollm2: Path) -> None:
+    slow = asyncio.ensure_future(pool.prepare(str(smollm2), SLOW, HELLO))
+    await pool.prepare(str(smollm2), PLAIN, HELLO)
+    worst = 0.0
+    for _ in range(40):
+        before = time.monotonic()
+        await asyncio.sleep(0.005)
+        worst = max(worst, time.monotonic() - before)
+        await pool.prepare(str(smollm2), PLAIN, HELLO)
+    assert not slow.done()
+    assert worst < 0.5
+    with pytest.raises(WireError):
+        await slow
+
+
+async def test_time_is_bounded(pool: HelperPool, smollm2: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(WireError) as caught:
+        await pool.prepare(str(smollm2), SLOW, HELLO)
+    assert caught.value.code == "quota-exceeded"
+    assert time.monotonic() - began < 6
+    await pool.prepare(str(smollm2), PLAIN, HELLO)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="address space limits are Linux's")
+async def test_memory_is_bounded(pool: HelperPool, smollm2: Path) -> None:
+    with pytest.raises(WireError) as caught:
+        await pool.prepare(str(smollm2), GREEDY, HELLO)
+    assert caught.value.code == "quota-exceeded"
+    await pool.prepare(str(smollm2), PLAIN, HELLO)
+
+
+async def test_a_killed_helper_is_replaced(pool: HelperPool, smollm2: Path) -> None:
+    for process in children():
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    await asyncio.gather(*(pool.prepare(str(smollm2), PLAIN, HELLO) for _ in range(4)))
+
+
+async def test_a_cancelled_request_frees_its_helper(smollm2: Path) -> None:
+    pool = HelperPool(size=1, seconds=60)
+    await pool.start()
+    try:
+        await pool.prepare(str(smollm2), PLAIN, HELLO)
+        request = asyncio.ensure_future(pool.prepare(str(smollm2), SLOW, HELLO))
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(request, 0.2)
+        await asyncio.wait_for(pool.prepare(str(smollm2), PLAIN, HELLO), 20)
+    finally:
+        await pool.close()
+
+
+async def test_close_leaves_no_process(smollm2: Path) -> None:
+    pool = HelperPool(size=2)
+    await pool.start()
+    processes = children()
+    assert len(processes) == 2
+    request = asyncio.ensure_future(pool.prepare(str(smollm2), SLOW, HELLO))
+    await asyncio.sleep(0)
+    await pool.close()
+    with pytest.raises(WireError):
+        await request
+    _, alive = psutil.wait_procs(processes, timeout=5)
+    assert not alive
+
+
+async def test_helpers_do_not_import_the_web_stack(pool: HelperPool, smollm2: Path) -> None:
+    await pool.inspect(str(smollm2), None)
+    for process in children():
+        loaded = {entry.path for entry in process.memory_maps()}
+        assert not any("uvloop" in path or "httptools" in path or "pydantic_core" in path for path in loaded)
+
+
+async def test_errors_keep_their_code_and_say_nothing_of_content(pool: HelperPool, smollm2: Path) -> None:
+    odd = Tool("odd", None, {"type": "object", "properties": {"a": {"type": "strin"}}})
+    conversation = Conversation((Message("user", (TextPart("secret"),)),), (odd,), "auto")
+    with pytest.raises(WireError) as caught:
+        await pool.prepare(str(smollm2), None, conversation)
+    assert caught.value.code == "invalid-request"
+    assert "secret" not in caught.value.message

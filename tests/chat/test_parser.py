@@ -1,0 +1,167 @@
+"""The streaming parser on the generic format and on plain text; its own rules for every format."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.chat.events import BlockDelta, BlockEnd, BlockStart
+from server.chat.formats.generic import FORMAT
+from server.chat.parser import MalformedOutput, Parser, ParserSpec, new_call_id
+from tests.chat.blocks import Block, read
+
+TOOLS = frozenset({"get_weather", "save_note"})
+CALLS = ParserSpec(FORMAT, "allowed", TOOLS)
+PLAIN = ParserSpec(FORMAT)
+REFUSED = ParserSpec(FORMAT, "refused")
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=8,
+)
+arguments = st.dictionaries(st.text(max_size=6), json_values, max_size=4)
+
+
+def cut(text: str, places: list[int]) -> list[str]:
+    edges = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
+    return [text[a:b] for a, b in pairwise(edges)]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(sorted(TOOLS)), arguments), min_size=1, max_size=3),
+    st.sampled_from([None, 2]),
+    st.booleans(),
+    st.lists(st.integers(0, 10_000), max_size=12),
+)
+def test_calls_are_read_alike_however_they_are_cut(
+    calls: list[tuple[str, Any]], indent: int | None, ascii_only: bool, places: list[int]
+) -> None:
+    envelope = {"tool_calls": [{"name": name, "arguments": given} for name, given in calls]}
+    text = json.dumps(envelope, indent=indent, ensure_ascii=ascii_only)
+    whole = read(CALLS, [text])
+    assert whole.calls == calls
+    assert whole == read(CALLS, cut(text, places)) == read(CALLS, list(text))
+
+
+@given(st.text(), st.booleans(), st.lists(st.integers(0, 10_000), max_size=12))
+def test_an_answer_is_decoded_as_it_comes(answer: str, ascii_only: bool, places: list[int]) -> None:
+    text = json.dumps({"response": answer}, ensure_ascii=ascii_only)
+    expected = [Block("text", answer, ended=True)]
+    assert read(CALLS, [text]).blocks == expected
+    assert read(CALLS, cut(text, places)).blocks == expected
+    assert read(CALLS, list(text)).blocks == expected
+
+
+@given(st.text(), st.lists(st.integers(0, 10_000), max_size=12))
+def test_plain_text_is_kept_whole(text: str, places: list[int]) -> None:
+    assert read(PLAIN, cut(text, places)).blocks == [Block("text", text, ended=True)]
+
+
+def test_text_streams_while_it_comes() -> None:
+    parser = Parser(CALLS)
+    assert parser.feed('{"response": "Hel') == [BlockStart(0, "text"), BlockDelta(0, "Hel")]
+    assert parser.feed("lo \\") == [BlockDelta(0, "lo ")]
+    assert parser.feed("u00") == []
+    assert parser.feed('e9"') == [BlockDelta(0, "é")]
+    assert parser.feed("}") == [BlockEnd(0)]
+    assert parser.finish("stop") == []
+
+
+def test_a_call_starts_as_soon_as_its_name_is_known() -> None:
+    parser = Parser(CALLS, lambda: "call_1")
+    assert parser.feed('{"tool_calls": [{"name": "get_weather') == []
+    assert parser.feed('", "arg') == [BlockStart(0, "toolCall", "call_1", "get_weather")]
+    assert parser.feed('uments": {"city": "Par') == [BlockDelta(0, '{"city": "Par')]
+    assert parser.feed('is"}') == [BlockDelta(0, 'is"}')]
+    assert parser.feed('}, {"name": "save_note", ') == [BlockEnd(0), BlockStart(1, "toolCall", "call_1", "save_note")]
+
+
+@pytest.mark.parametrize(
+    ("escaped", "text"),
+    [
+        ("\\ud83d\\ude00", "😀"),
+        ("\\ud83d", "\ufffd"),
+        ("\\ud83dx", "\ufffdx"),
+        ("\\ud83d\\n", "\ufffd\n"),
+        ("\\ud83d\\ud83d\\ude00", "\ufffd😀"),
+        ("\\ude00", "\ufffd"),
+        ('\\\\\\"\\/\\b\\f\\n\\r\\t', '\\"/\b\f\n\r\t'),
+    ],
+)
+def test_escapes(escaped: str, text: str) -> None:
+    output = f'{{"response": "{escaped}"}}'
+    assert read(CALLS, [output]).of("text") == text
+    assert read(CALLS, list(output)).of("text") == text
+
+
+def test_markers_inside_arguments_are_data() -> None:
+    given_arguments = {"text": '"}]} {"response": "x"} \\ \\"', "b": "]}"}
+    text = json.dumps({"tool_calls": [{"name": "save_note", "arguments": given_arguments}]})
+    assert read(CALLS, list(text)).calls == [("save_note", given_arguments)]
+
+
+def test_an_immediate_end_is_one_empty_text() -> None:
+    assert read(PLAIN, []).blocks == [Block("text", ended=True)]
+    assert read(PLAIN, [], "length").blocks == []
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "Hello",
+        '{"answer": "x"}',
+        '{"response": "x"',
+        '{"response": "x"} and more',
+        '{"response": 3}',
+        '{"response": "\\x"}',
+        '{"response": "\\u12G4"}',
+        '{"tool_calls": []}',
+        '{"tool_calls": [{"name": "unknown", "arguments": {}}]}',
+        '{"tool_calls": [{"name": "get_weather", "arguments": []}]}',
+        '{"tool_calls": [{"name": "get_weather", "arguments": {"a": 1]}]}',
+        '{"tool_calls": [{"name": "get_weather", "arguments": {}}',
+        '{"tool_calls": [{"name": "get_weather", "arguments": {}}]',
+        '{"tool_calls": [{"name": "get_weather"}]}',
+        '{"tool_calls": [{"name": "get_weather", "arguments": {}} {}]}',
+        "",
+    ],
+)
+def test_a_completed_output_that_breaks_the_format(output: str) -> None:
+    for pieces in ([output], list(output)):
+        with pytest.raises(MalformedOutput) as caught:
+            read(CALLS, pieces)
+        assert "unknown" not in caught.value.reason or "unknown escape" in caught.value.reason
+
+
+def test_truncation_keeps_text_and_ends_no_call() -> None:
+    assert read(CALLS, ['{"response": "half'], "length").blocks == [Block("text", "half", ended=True)]
+    blocks = read(CALLS, ['{"tool_calls": [{"name": "save_note", "arguments": {"te'], "length").blocks
+    assert blocks == [Block("toolCall", '{"te', "save_note", "call_0")]
+    assert read(CALLS, ['{"tool_ca'], "length").blocks == []
+
+
+def test_a_call_where_none_is_allowed() -> None:
+    output = '{"tool_calls": [{"name": "get_weather", "arguments": {}}]}'
+    with pytest.raises(MalformedOutput, match="none is allowed"):
+        read(REFUSED, list(output))
+    for text in ('{"tool_calls": []}', '{"tool_calls": ', '{"tool', 'See {"tool_calls": [{"name": "x"', ""):
+        assert read(REFUSED, list(text)).of("text") == text
+    assert read(PLAIN, list(output)).of("text") == output
+
+
+def test_a_json_answer_is_kept_as_it_stands() -> None:
+    assert read(ParserSpec(FORMAT, json=True), ['{"a": ', "1}"]).of("text") == '{"a": 1}'
+    framed = ParserSpec(FORMAT, "allowed", TOOLS, json=True)
+    assert read(framed, list('{"response": {"a": "}\\""}}')).of("text") == '{"a": "}\\""}'
+
+
+def test_call_ids_are_unique_and_url_safe() -> None:
+    ids = {new_call_id() for _ in range(1000)}
+    assert len(ids) == 1000
+    assert all(len(id) == 29 and id.startswith("call_") and id.replace("-", "_").isidentifier() for id in ids)
