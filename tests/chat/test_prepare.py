@@ -37,7 +37,11 @@ WEATHER = Tool(
         "additionalProperties": False,
     },
 )
-NOTE = Tool("save_note", None, {"type": "object", "properties": {"text": {"type": "string", "maxLength": 9}}})
+NOTE = Tool(
+    "save_note",
+    None,
+    {"type": "object", "properties": {"text": {"type": "string", "maxLength": 9}}, "additionalProperties": False},
+)
 
 
 def user(text: str) -> Message:
