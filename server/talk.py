@@ -75,7 +75,8 @@ def talk(options: argparse.Namespace, token: str) -> int:
             screen.complain(f"{error.code}: {error.message}")
             return 1
         except TransportError as error:
-            screen.complain(f"{options.url}: {error}")
+            hint = "" if error.status else " (is it running? `nap-llm serve` starts it)"
+            screen.complain(f"{options.url}: {error}{hint}")
             return 1
         finally:
             runner.run(client.close())

@@ -1,0 +1,153 @@
+"""The commands that need no running server."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+from server.cli import main
+from server.state import TokenStore
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    out, err = capsys.readouterr()
+    return int(ended.value.code or 0), out, err
+
+
+def configuration(directory: Path, model: Path) -> Path:
+    file = directory / "models.toml"
+    file.write_text(f'[models.tiny]\nname = "Tiny"\nmodel = "tiny-1"\nsource.path = "{model}"\nslots = 2\n')
+    return file
+
+
+def test_a_token_is_printed_alone_and_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "token", "create", "shell", "--consent", "always", "--state", str(tmp_path))
+    assert (status, err) == (0, "")
+    assert re.fullmatch(r"\S{32,}\n", out)
+    policy = TokenStore(tmp_path).find(out.strip())
+    assert policy is not None
+    assert (policy.name, policy.consent, policy.select) == ("shell", "always", "default")
+
+
+def test_tokens_are_listed_without_themselves_and_revoked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = ("--state", str(tmp_path))
+    _, token, _ = run(capsys, "token", "create", "shell", *state)
+    run(capsys, "token", "create", "other", "--consent", "shell", "--select", "ask", *state)
+    _, out, _ = run(capsys, "token", "list", *state)
+    assert [line.split()[:3] for line in out.splitlines()] == [
+        ["shell", "consent=ask", "select=default"],
+        ["other", "consent=shell", "select=ask"],
+    ]
+    assert token.strip() not in out
+    assert run(capsys, "token", "revoke", "shell", *state)[0] == 0
+    assert TokenStore(tmp_path).find(token.strip()) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("token", "revoke", "nobody"), "no token is named nobody"),
+        (("token", "create", "bad name"), "name is"),
+    ],
+)
+def test_what_a_token_command_cannot_do_it_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
+) -> None:
+    status, out, err = run(capsys, *arguments, "--state", str(tmp_path))
+    assert (status, out) == (1, "")
+    assert words in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("token",), ("token", "create", "x", "--consent", "never"), ("sing",), ("serve", "--port", "70000")],
+)
+def test_a_wrong_command_line_shows_how(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
+    status, _, err = run(capsys, *arguments)
+    assert status == 2
+    assert "usage: nap-llm" in err
+
+
+def test_models_tells_what_the_file_says(tmp_path: Path, smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "models", "--models", str(configuration(tmp_path, smollm2)))
+    assert status == 0
+    assert "Tiny (tiny-1)" in out
+    assert "98.4 MB" in out
+    assert "llama, vocabulary 49152" in out
+    assert "8192 of 8192 tokens, 2 slots" in out
+
+
+def test_models_tells_what_is_not_here_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "models", "--models", str(configuration(tmp_path, tmp_path / "none.gguf")))
+    assert status == 0
+    assert "not here yet" in out
+
+
+def test_serve_says_which_key_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "models.toml"
+    file.write_text('[models.tiny]\nmodel = "x"\nsource.path = "x"\nslot = 2\n')
+    status, _, err = run(capsys, "serve", "--models", str(file), "--state", str(tmp_path))
+    assert status == 1
+    assert "[models.tiny] slot: unknown key" in err
+
+
+def test_serve_says_that_a_port_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = configuration(tmp_path, tmp_path / "none.gguf")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        status, _, err = run(capsys, "serve", "--models", str(file), "--state", str(tmp_path), "--port", port)
+    assert status == 1
+    assert f"port {port} of 127.0.0.1 is in use" in err
+
+
+def test_serve_refuses_an_address_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = configuration(tmp_path, tmp_path / "none.gguf")
+    status, _, err = run(
+        capsys, "serve", "--models", str(file), "--state", str(tmp_path), "--host", "no.such.host.invalid"
+    )
+    assert status == 1
+    assert "no.such.host.invalid" in err
+
+
+def test_serve_says_that_a_file_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = configuration(tmp_path, tmp_path / "none.gguf")
+    status, _, err = run(capsys, "serve", "--models", str(file), "--state", str(tmp_path), "--port", "0")
+    assert status == 1
+    assert "none.gguf" in err
+
+
+def test_chat_says_that_nobody_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as freed:
+        url = f"http://127.0.0.1:{freed.getsockname()[1]}"
+    status, out, err = run(capsys, "chat", "hello", "--url", url, "--state", str(tmp_path))
+    assert (status, out) == (1, "")
+    assert "is it running?" in err
+    assert TokenStore(tmp_path).list() == (), "the token for this talk is gone"
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "words"),
+    [
+        ("not json", None, "no JSON list of tools"),
+        ('[{"description": "nameless"}]', None, "no JSON list of tools"),
+        ('[{"name": "t"}]', "other", "no tool is named other"),
+        (None, "required", "--tool-choice needs --tools"),
+    ],
+)
+def test_chat_refuses_tools_it_cannot_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tools: str | None, choice: str | None, words: str
+) -> None:
+    arguments = ["chat", "hello", "--token", "t"]
+    if tools is not None:
+        (tmp_path / "tools.json").write_text(tools)
+        arguments += ["--tools", str(tmp_path / "tools.json")]
+    if choice is not None:
+        arguments += ["--tool-choice", choice]
+    status, _, err = run(capsys, *arguments)
+    assert status == 2
+    assert words in err

@@ -1,0 +1,136 @@
+"""The conversation behind `nap-llm chat`, against a scripted client."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from server.cli import _parser
+from server.talk import INTERRUPTED, Conversation, Screen
+from server.wire.records import (
+    Delta,
+    Generation,
+    GenerationRequest,
+    Message,
+    Model,
+    NamedTool,
+    TextPart,
+    ThinkingPart,
+    Tool,
+    ToolCallPart,
+    Usage,
+    WireError,
+)
+
+MODEL = Model("h", "Name", "exact", "this machine", False, True, True, ("auto", "none", "required", "tool"))
+TOOL = Tool("look", None, {"type": "object"})
+
+Script = Sequence[Delta | Generation | WireError]
+
+
+class Scripted:
+    """Answers each request with the next script; keeps what was asked."""
+
+    def __init__(self, *scripts: Script) -> None:
+        self._scripts = iter(scripts)
+        self.asked: list[GenerationRequest] = []
+
+    async def generate(self, request: GenerationRequest, *, id: str) -> AsyncIterator[Delta | Generation]:
+        self.asked.append(request)
+        for each in next(self._scripts):
+            if isinstance(each, WireError):
+                raise each
+            yield each
+
+
+def conversation(client: Scripted, *arguments: str, tools: tuple[Tool, ...] = ()) -> Conversation:
+    options: argparse.Namespace = _parser().parse_args(["chat", *arguments])
+    choice = NamedTool("look") if tools else None
+    return Conversation(client, MODEL, options, tools, choice, Screen())  # type: ignore[arg-type]
+
+
+def text(words: str) -> Script:
+    return [
+        Delta("g", 0, "start", "text", 0),
+        Delta("g", 1, "delta", "text", 0, text=words),
+        Delta("g", 2, "end", "text", 0),
+        Generation((TextPart(words),), "stop", Usage(3, 2)),
+    ]
+
+
+async def test_history_grows_turn_by_turn(capsys: pytest.CaptureFixture[str]) -> None:
+    client = Scripted(text("one"), text("two"))
+    talk = conversation(client, "--system", "be brief", "--max-tokens", "9", "--temperature", "0")
+    assert await talk.turn("first") == 0
+    assert await talk.turn("second") == 0
+    assert capsys.readouterr().out == "one\ntwo\n"
+    assert client.asked[1] == GenerationRequest(
+        handle="h",
+        messages=(
+            Message("system", (TextPart("be brief"),)),
+            Message("user", (TextPart("first"),)),
+            Message("assistant", (TextPart("one"),)),
+            Message("user", (TextPart("second"),)),
+        ),
+        max_tokens=9,
+        temperature=0.0,
+    )
+
+
+async def test_a_failed_turn_leaves_no_trace_in_the_history(capsys: pytest.CaptureFixture[str]) -> None:
+    client = Scripted([Delta("g", 0, "start", "text", 0), WireError("timeout", "too late")], text("two"))
+    talk = conversation(client)
+    assert await talk.turn("first") == 1
+    assert "timeout: too late" in capsys.readouterr().err
+    assert await talk.turn("second") == 0
+    assert client.asked[1].messages == (Message("user", (TextPart("second"),)),)
+
+
+async def test_a_cancelled_turn_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert await conversation(Scripted([WireError("cancelled", "gone")])).turn("first") == INTERRUPTED
+    assert "cancelled" in capsys.readouterr().err
+
+
+async def test_an_empty_line_asks_nothing() -> None:
+    client = Scripted()
+    assert await conversation(client).turn("  \n") == 0
+    assert client.asked == []
+
+
+async def test_piped_thinking_is_apart_from_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    script: Script = [
+        Delta("g", 0, "start", "thinking", 0),
+        Delta("g", 1, "delta", "thinking", 0, text="hmm"),
+        Delta("g", 2, "end", "thinking", 0),
+        Delta("g", 3, "start", "text", 1),
+        Delta("g", 4, "delta", "text", 1, text="yes"),
+        Delta("g", 5, "end", "text", 1),
+        Generation((ThinkingPart("hmm"), TextPart("yes")), "stop"),
+    ]
+    assert await conversation(Scripted(script)).turn("first") == 0
+    out, err = capsys.readouterr()
+    assert out == "yes\n"
+    assert "hmm" in err
+
+
+async def test_calls_wait_for_results_and_are_forced_once(capsys: pytest.CaptureFixture[str]) -> None:
+    call = ToolCallPart("c1", "look", {"at": "é"})
+    client = Scripted([Generation((call,), "toolUse")], text("seen"))
+    talk = conversation(client, tools=(TOOL,))
+    assert await talk.turn("look at it") == 0
+    assert capsys.readouterr().out == '{"name": "look", "arguments": {"at": "é"}}\n'
+    assert talk.pending == (call,)
+    assert client.asked[0].tool_choice == NamedTool("look")
+    assert await talk.answer(["blue"]) == 0
+    assert talk.pending == ()
+    assert client.asked[1].tool_choice is None
+    assert client.asked[1].messages[-1] == Message(
+        "toolResult", (TextPart("blue"),), tool_call_id="c1", tool_name="look"
+    )
+
+
+async def test_what_was_cut_short_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert await conversation(Scripted([Generation((TextPart("on and"),), "length")])).turn("first") == 0
+    assert "cut short" in capsys.readouterr().err
