@@ -1,0 +1,100 @@
+"""The web process: one FastAPI application over one runtime."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from server.chat import HelperPool, make_parser
+from server.config import LOOPBACK_HOSTS, Config
+from server.engine import Engine
+from server.http.guard import Guard
+from server.http.nap import Nap
+from server.models import fetch
+from server.runtime import Runtime
+from server.runtime.runtime import log_unexpected
+from server.state import TokenStore, default_state_dir
+
+log = logging.getLogger(__name__)
+
+TOKEN_CHECK = 1.0
+"""Seconds after which a token revoked from outside is noticed although nobody uses it."""
+
+
+def create_app(
+    config: Config,
+    runtime: Runtime | None = None,
+    *,
+    tokens: TokenStore | None = None,
+    state: Path | None = None,
+    host: str = "127.0.0.1",
+) -> FastAPI:
+    """The application. `host` is the address it will listen on; beyond loopback, selections name this machine.
+
+    Without `runtime`, helper processes and engines are started and ended with the application. Raises StateError where
+    the state directory cannot be used.
+    """
+    helpers = None
+    if runtime is None:
+        helpers = HelperPool()
+        runtime = Runtime(
+            config,
+            chat=helpers,
+            start_engine=Engine.start,
+            make_parser=make_parser,
+            fetch_file=fetch,
+            machine=None if host in LOOPBACK_HOSTS else socket.gethostname(),
+        )
+    tokens = tokens or TokenStore(state or default_state_dir())
+    tokens.on_revoked = runtime.end_token
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        if helpers is not None:
+            await helpers.start()
+        watch = asyncio.create_task(_watch(tokens))
+        try:
+            yield
+        finally:
+            watch.cancel()
+            await runtime.close()
+            if helpers is not None:
+                await helpers.close()
+
+    app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False)
+    app.router.routes.extend(Nap(runtime, tokens).routes())
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_middleware(
+        Guard, hosts=(*config.server.allowed_hosts, *_own_name(host)), origins=config.server.allowed_origins
+    )
+    app.state.runtime = runtime
+    return app
+
+
+async def _watch(tokens: TokenStore) -> None:
+    while True:
+        await asyncio.sleep(TOKEN_CHECK)
+        try:
+            tokens.refresh()
+        except Exception as error:
+            log_unexpected(log, "the tokens cannot be read", error)
+
+
+async def _http_error(_: Request, error: Exception) -> JSONResponse:
+    """Unknown paths and methods, in the shape of all our errors."""
+    assert isinstance(error, HTTPException)
+    content = {"error": {"code": "invalid-request", "message": error.detail}}
+    return JSONResponse(content, error.status_code, error.headers)
+
+
+def _own_name(host: str) -> tuple[str, ...]:
+    """An address the owner had us listen on is one of our names; the wildcard addresses are none."""
+    return () if host in ("0.0.0.0", "::", "") else (host,)

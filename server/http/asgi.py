@@ -1,0 +1,89 @@
+"""Plain ASGI: types, short responses and bounded reading, without a framework's cost per message."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from server.wire import encode
+from server.wire.records import WireError
+from server.wire.results import write_error
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = Iterable[tuple[bytes, bytes]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+NO_STORE = (b"cache-control", b"no-store")
+
+
+@dataclass(frozen=True, slots=True)
+class Asgi:
+    """Makes a coroutine function an ASGI application in the eyes of starlette's Route."""
+
+    app: App
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(scope, receive, send)
+
+
+class Refused(Exception):
+    """A request that is answered with a bare HTTP status and an error record. The message holds no content."""
+
+    def __init__(self, status: int, error: WireError, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+        super().__init__(error.message)
+        self.status = status
+        self.error = error
+        self.headers = headers
+
+
+class ClientGone(Exception):
+    """The client closed the connection before its request was complete."""
+
+
+async def respond(send: Send, status: int, body: bytes = b"", headers: Headers = ()) -> None:
+    start = [NO_STORE, *headers]
+    if status != 204:
+        start.append((b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": status, "headers": start})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def respond_json(send: Send, value: dict[str, Any], status: int = 200, headers: Headers = ()) -> None:
+    await respond(send, status, encode(value), [(b"content-type", b"application/json"), *headers])
+
+
+async def respond_refused(send: Send, refused: Refused) -> None:
+    await respond_json(send, {"error": write_error(refused.error)}, refused.status, refused.headers)
+
+
+def header(scope: Scope, name: bytes) -> bytes | None:
+    """The only header of that (lower-case) name. Raises Refused(400) where there are several."""
+    found = [value for key, value in scope["headers"] if key == name]
+    if len(found) > 1:
+        raise Refused(400, WireError("invalid-request", f"the header {name.decode()} stands twice"))
+    return found[0] if found else None
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """The whole body. Raises Refused(413) as soon as it is known to be larger than `limit` bytes, and ClientGone."""
+    declared = header(scope, b"content-length")
+    if declared is not None and declared.isdigit() and int(declared) > limit:
+        raise _too_large(limit)
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        body += message.get("body", b"")
+        if len(body) > limit:
+            raise _too_large(limit)
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+def _too_large(limit: int) -> Refused:
+    return Refused(413, WireError("quota-exceeded", f"the body is larger than {limit} bytes", reason="size"))

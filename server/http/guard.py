@@ -1,0 +1,107 @@
+"""What every request passes first: Host and Origin checks, CORS, header limits, and the access log around it.
+
+A page in the owner's browser must not reach this server by a name that resolves to loopback (DNS rebinding), nor by a
+cross-site request. CORS and the private-network preflight answer the configured origins alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from urllib.parse import quote
+
+from server.config import LOOPBACK_HOSTS
+from server.http.asgi import App, Message, Receive, Refused, Scope, Send, header, respond, respond_refused
+from server.runtime.runtime import log_unexpected
+from server.wire.records import WireError
+
+access = logging.getLogger("nap_llm.access")
+log = logging.getLogger(__name__)
+
+MAX_HEADER_BYTES = 32 * 1024
+
+_ALLOWED = (
+    (b"access-control-allow-methods", b"GET, POST, DELETE"),
+    (
+        b"access-control-allow-headers",
+        b"Authorization, Content-Type, Napplet-Identity, Napplet-Endpoint, Napplet-Account, Napplet-Consent",
+    ),
+    (b"access-control-max-age", b"600"),
+)
+
+
+class Guard:
+    def __init__(self, app: App, *, hosts: Iterable[str] = (), origins: Iterable[str] = ()) -> None:
+        self._app = app
+        self._hosts = frozenset(each.lower() for each in (*LOOPBACK_HOSTS, *hosts))
+        self._origins = frozenset(each.lower().encode() for each in origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.monotonic()
+        status = 0
+        extra: list[tuple[bytes, bytes]] = []
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), *extra]
+            await send(message)
+
+        try:
+            origin = self._check(scope)
+            if origin is not None:
+                extra += [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
+                if scope["method"] == "OPTIONS" and header(scope, b"access-control-request-method") is not None:
+                    await respond(sending, 204, headers=[*_ALLOWED, *_private_network(scope)])
+                    return
+            await self._app(scope, receive, sending)
+        except Refused as refused:
+            await respond_refused(sending, refused)
+        except Exception as error:
+            log_unexpected(log, "a request failed", error)
+            if status == 0:
+                failure = WireError("provider-error", "the server failed")
+                await respond_refused(sending, Refused(500, failure))
+        finally:
+            # A path that no route knows may be anything, a misplaced secret included.
+            path = quote(scope["path"]) if "endpoint" in scope else "-"
+            milliseconds = (time.monotonic() - began) * 1000
+            access.info("%s %s %d %.1f ms", scope["method"], path, status, milliseconds)
+
+    def _check(self, scope: Scope) -> bytes | None:
+        """The origin to answer by CORS, if any. Raises Refused: 403 for a foreign Host or Origin, 431 for headers."""
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
+            raise Refused(431, WireError("invalid-request", "the headers are too large"))
+        host = header(scope, b"host")
+        if host is None or _host_name(host) not in self._hosts:
+            raise Refused(403, WireError("invalid-request", "this server does not answer under that host name"))
+        origin = header(scope, b"origin")
+        if origin is None or origin.lower() == scope["scheme"].encode() + b"://" + host.lower():
+            return None
+        # The owner's page is served from here: no other origin ever has a reason to speak to the owner's API.
+        if origin.lower() not in self._origins or scope["path"].startswith("/owner"):
+            raise Refused(403, WireError("invalid-request", "this origin is not allowed"))
+        return origin
+
+
+def _host_name(host: bytes) -> str:
+    """Host without port, brackets and the root's dot (RFC 9110, 7.2)."""
+    text = host.decode("latin-1").lower()
+    if text.startswith("["):
+        address, closing, _ = text[1:].partition("]")
+        return address if closing else ""
+    return text.partition(":")[0].removesuffix(".")
+
+
+def _private_network(scope: Scope) -> list[tuple[bytes, bytes]]:
+    if header(scope, b"access-control-request-private-network") == b"true":
+        return [(b"access-control-allow-private-network", b"true")]
+    return []

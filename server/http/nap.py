@@ -1,0 +1,268 @@
+"""NAP-LLM over HTTP and SSE: `/nap/llm` (http-binding)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from starlette.routing import Route
+
+from server.http import sse
+from server.http.asgi import (
+    Asgi,
+    ClientGone,
+    Receive,
+    Refused,
+    Scope,
+    Send,
+    header,
+    read_body,
+    respond,
+    respond_json,
+)
+from server.http.callers import authenticate
+from server.runtime import Caller, LiveGeneration, Runtime
+from server.state import TokenStore
+from server.wire import (
+    BadEnvelope,
+    Cancel,
+    Describe,
+    Envelope,
+    Generate,
+    Select,
+    cancel_result,
+    describe_result,
+    encode,
+    error_result,
+    generate_result,
+    read_envelope,
+    select_result,
+)
+from server.wire.records import Generation, WireError
+
+HEARTBEAT = 10.0
+"""Seconds without an event after which a comment is sent."""
+STALLED = 60.0
+"""Seconds a client may take for one write before it counts as gone."""
+LARGE_BODY = 32 * 1024
+"""Bytes from which a body is read in a thread, so that the event loop keeps its rhythm."""
+
+RESULT = "llm.generate.result"
+
+
+class Nap:
+    """The routes of one runtime."""
+
+    def __init__(self, runtime: Runtime, tokens: TokenStore) -> None:
+        self._runtime = runtime
+        self._tokens = tokens
+        self._enabled = runtime.config.server.enabled
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/nap/llm", Asgi(self.present), methods=["GET"]),
+            Route("/nap/llm", Asgi(self.operate), methods=["POST"]),
+            Route("/nap/llm/endpoint", Asgi(self.end_endpoint), methods=["DELETE"]),
+            Route("/nap/llm/account", Asgi(self.end_account), methods=["DELETE"]),
+        ]
+
+    async def present(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._check_enabled()
+        await respond_json(send, {"domain": "llm"})
+
+    async def end_endpoint(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._check_enabled()
+        self._runtime.end_endpoint(authenticate(scope, self._tokens).endpoint)
+        await respond(send, 204)
+
+    async def end_account(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._check_enabled()
+        endpoint = authenticate(scope, self._tokens).endpoint
+        self._runtime.end_account(endpoint.token, endpoint.account)
+        await respond(send, 204)
+
+    async def operate(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._check_enabled()
+        caller = authenticate(scope, self._tokens)
+        content_type = (header(scope, b"content-type") or b"").partition(b";")[0].strip().lower()
+        if content_type != b"application/json":
+            raise Refused(415, WireError("invalid-request", "the content type must be application/json"))
+        streamed = _accepts_events(scope)
+        try:
+            body = await read_body(scope, receive, self._runtime.limits.body_bytes)
+            envelope = await self._read(body)
+        except ClientGone:
+            return
+        except BadEnvelope as bad:
+            if bad.result_type is None or bad.id is None:
+                raise Refused(400, bad.error) from None
+            result = error_result(bad.result_type, bad.id, bad.error)
+            await _terminal(send, result, streamed and bad.result_type == RESULT)
+            return
+        if isinstance(envelope, Generate):
+            await self._generate(caller, envelope, streamed, receive, send)
+        else:
+            await self._answer(caller, envelope, receive, send)
+
+    def _check_enabled(self) -> None:
+        if not self._enabled:
+            raise Refused(404, WireError("unsupported", "the llm domain is not served here"))
+
+    async def _read(self, body: bytes) -> Envelope:
+        depth = self._runtime.limits.json_depth
+        if len(body) < LARGE_BODY:
+            return read_envelope(body, max_depth=depth)
+        return await asyncio.to_thread(read_envelope, body, max_depth=depth)
+
+    async def _answer(self, caller: Caller, envelope: Select | Describe | Cancel, receive: Receive, send: Send) -> None:
+        """Select, describe and cancel: one result as JSON."""
+        task = asyncio.current_task()
+        assert task is not None
+        gone = False
+
+        def leave() -> None:
+            nonlocal gone
+            gone = True
+            task.cancel()
+
+        with _watching(receive, leave):
+            try:
+                result = await self._result(caller, envelope)
+            except asyncio.CancelledError:
+                # Only the client's own departure ends quietly.
+                if gone and task.uncancel() == 0:
+                    return
+                raise
+        await respond_json(send, result)
+
+    async def _result(self, caller: Caller, envelope: Select | Describe | Cancel) -> dict[str, Any]:
+        if isinstance(envelope, Cancel):
+            return cancel_result(envelope.id, self._runtime.cancel(caller.endpoint, envelope.request_id))
+        if isinstance(envelope, Describe):
+            try:
+                return describe_result(envelope.id, await self._runtime.describe(caller, envelope.handle))
+            except WireError as error:
+                return error_result("llm.describe.result", envelope.id, error)
+        try:
+            return select_result(envelope.id, await self._runtime.select(caller, envelope.requirements))
+        except WireError as error:
+            return error_result("llm.select.result", envelope.id, error)
+
+    async def _generate(self, caller: Caller, envelope: Generate, streamed: bool, receive: Receive, send: Send) -> None:
+        try:
+            live = self._runtime.generate(caller, envelope.id, envelope.request)
+        except WireError as error:
+            await _terminal(send, error_result(RESULT, envelope.id, error), streamed)
+            return
+        try:
+            if streamed:
+                await _Stream(live, receive, send).run()
+            else:
+                with _watching(receive, live.abandon):
+                    await live.result()
+                await respond_json(send, _result(live))
+        finally:
+            # Whatever ended this request early, a cancelled task included: nobody reads the answer now.
+            live.abandon()
+
+
+class _Stream:
+    """One generation as an event stream: a writer, and an attendant for silence, slowness and departure."""
+
+    def __init__(self, live: LiveGeneration, receive: Receive, send: Send) -> None:
+        self._live = live
+        self._receive = receive
+        self._send = send
+        self._wrote = time.monotonic()
+        self._blocked_since: float | None = None
+        self._cut_off = False
+
+    async def run(self) -> None:
+        await self._send({"type": "http.response.start", "status": 200, "headers": [*sse.HEADERS]})
+        writer = asyncio.current_task()
+        assert writer is not None
+        attendant = asyncio.create_task(self._attend(writer))
+        try:
+            await self._write_all()
+        except asyncio.CancelledError:
+            if not self._cut_off or writer.uncancel() > 0:
+                raise
+        finally:
+            attendant.cancel()
+
+    async def _write_all(self) -> None:
+        live = self._live
+        writer = sse.DeltaWriter(live.id)
+        while True:
+            await live.ready()
+            settled = live.outcome is not None
+            events = writer.write(live.take())
+            if settled:
+                events += sse.event(encode(_result(live)))
+            events = events or sse.COMMENT
+            self._blocked_since = time.monotonic()
+            await self._send({"type": "http.response.body", "body": events, "more_body": not settled})
+            self._blocked_since, self._wrote = None, time.monotonic()
+            if settled:
+                return
+
+    async def _attend(self, writer: asyncio.Task[Any]) -> None:
+        """Waits for the client to leave, which shows although no byte is being sent; meanwhile keeps idle proxies."""
+        while True:
+            try:
+                async with asyncio.timeout(HEARTBEAT / 2):
+                    message = await self._receive()
+            except TimeoutError:
+                now = time.monotonic()
+                if self._blocked_since is not None and now - self._blocked_since > STALLED:
+                    self._cut_off = True
+                    self._live.abandon()
+                    writer.cancel()
+                    return
+                if self._blocked_since is None and now - self._wrote > HEARTBEAT / 2:
+                    # The writer alone writes; finding nothing to take, it sends the comment.
+                    self._live.wake()
+                continue
+            if message["type"] == "http.disconnect":
+                self._live.abandon()
+                return
+
+
+@contextmanager
+def _watching(receive: Receive, leave: Callable[[], object]) -> Iterator[None]:
+    """Calls `leave` once the client has closed its connection."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        leave()
+
+    task = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+def _result(live: LiveGeneration) -> dict[str, Any]:
+    if isinstance(live.outcome, Generation):
+        return generate_result(live.id, live.outcome)
+    assert live.outcome is not None
+    return error_result(RESULT, live.id, live.outcome)
+
+
+async def _terminal(send: Send, result: dict[str, Any], streamed: bool) -> None:
+    """A result without a generation: one event, or JSON."""
+    if streamed:
+        await send({"type": "http.response.start", "status": 200, "headers": [*sse.HEADERS]})
+        await send({"type": "http.response.body", "body": sse.event(encode(result))})
+    else:
+        await respond_json(send, result)
+
+
+def _accepts_events(scope: Scope) -> bool:
+    accept = b",".join(value for key, value in scope["headers"] if key == b"accept")
+    return any(each.partition(b";")[0].strip().lower() == b"text/event-stream" for each in accept.split(b","))

@@ -1,0 +1,183 @@
+"""Connections: what `models.toml` offers, and the engine behind each, loaded on first use."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from pathlib import Path
+
+from server.chat import Capabilities
+from server.config import ConnectionConfig
+from server.engine import EngineError
+from server.runtime.ports import ChatService, FetchFile, ModelEngine, StartEngine
+from server.wire.records import Requirements, WireError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What tells one state of a model's file from another."""
+
+    inode: int
+    size: int
+    modified: int
+
+
+class Connection:
+    """One way to a model. Its `revision` changes whenever handles to it must end: other file, disabled by the owner."""
+
+    def __init__(
+        self,
+        config: ConnectionConfig,
+        *,
+        queue: int,
+        chat: ChatService,
+        start_engine: StartEngine,
+        fetch_file: FetchFile,
+    ) -> None:
+        self.config = config
+        self.enabled = True
+        self.revision = 0
+        self._queue = queue
+        self._chat = chat
+        self._start_engine = start_engine
+        self._fetch_file = fetch_file
+        self._path: Path | None = None
+        self._stamp: Stamp | None = None
+        self._capabilities: Capabilities | None = None
+        self._loading: asyncio.Task[ModelEngine] | None = None
+        self.loaded: ModelEngine | None = None
+        self._retired: set[asyncio.Task[None]] = set()
+
+    @property
+    def key(self) -> str:
+        return self.config.key
+
+    async def ready(self) -> Path:
+        """The model's file, found or fetched. Raises `provider-error` with a safe reason."""
+        if self._path is None:
+            try:
+                self._path = await asyncio.to_thread(self._fetch_file, self.config.source)
+            except Exception as error:
+                log.warning("connection %s: its file cannot be had (%s)", self.key, type(error).__name__)
+                raise WireError("provider-error", "the connection's model file cannot be had") from None
+        if not self.revalidate():
+            raise WireError("provider-error", "the connection's model file cannot be read")
+        return self._path
+
+    def revalidate(self) -> bool:
+        """Looks at the file again. Where it has changed, the revision does, and its engine is retired."""
+        stamp = _stamp(self._path) if self._path is not None else None
+        if stamp is None:
+            return False
+        if self._stamp is not None and stamp != self._stamp:
+            self.expire()
+        self._stamp = stamp
+        return True
+
+    def expire(self) -> None:
+        """Ends all handles to this connection; the next use starts afresh."""
+        self.revision += 1
+        self._capabilities = None
+        self.unload()
+
+    async def capabilities(self) -> Capabilities:
+        """What the model can do, cut down to what the owner offers. Raises `provider-error`."""
+        path = await self.ready()
+        if self._capabilities is None:
+            found = await self._chat.inspect(str(path), self.config.template)
+            self._capabilities = self._restrict(found)
+        return self._capabilities
+
+    async def engine(self) -> ModelEngine:
+        """The loaded model; one load serves all that wait for it. Raises `provider-error` with a safe reason."""
+        if self.loaded is not None:
+            return self.loaded
+        if self._loading is None:
+            self._loading = asyncio.create_task(self._load())
+        loading = self._loading
+        # A caller that gives up does not take the model from the others.
+        await asyncio.wait((loading,))
+        if loading.cancelled():
+            raise WireError("provider-error", "the connection's model was unloaded")
+        return loading.result()
+
+    def unload(self) -> None:
+        """Lets the engine go, loaded or loading. Its generations in flight end as failures of the provider."""
+        if self.loaded is not None:
+            self._retire(self.loaded.close())
+            self.loaded = None
+        if self._loading is not None:
+            self._retire(_abandon(self._loading))
+            self._loading = None
+
+    async def close(self) -> None:
+        self.unload()
+        if self._retired:
+            await asyncio.wait(self._retired)
+
+    async def _load(self) -> ModelEngine:
+        task = asyncio.current_task()
+        try:
+            engine = await self._start_engine(self.config.spec(await self.ready(), queue=self._queue))
+        except EngineError as error:
+            log.warning("connection %s: the model does not load: %s", self.key, error.reason)
+            raise WireError("provider-error", f"the connection's model cannot be loaded: {error.reason}") from None
+        finally:
+            mine = self._loading is task
+            if mine:
+                self._loading = None
+        if mine:
+            self.loaded = engine
+        return engine
+
+    def _retire(self, ending: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(ending)
+        self._retired.add(task)
+        task.add_done_callback(self._retired.discard)
+
+    def _restrict(self, found: Capabilities) -> Capabilities:
+        allowed = self.config.capabilities
+        tools = found.tools and allowed.tools is not False
+        modes = tuple(
+            mode
+            for mode in found.tool_choice_modes
+            if allowed.tool_choice_modes is None or mode in allowed.tool_choice_modes
+        )
+        return Capabilities(
+            images=found.images and allowed.images is not False,
+            json=found.json and allowed.json is not False,
+            tools=tools,
+            tool_choice_modes=modes if tools else (),
+        )
+
+
+async def _abandon(loading: asyncio.Task[ModelEngine]) -> None:
+    """Waits for a load nobody wants any more to let go of what it had."""
+    loading.cancel()
+    try:
+        engine = await loading
+    except (asyncio.CancelledError, WireError):
+        return
+    await engine.close()
+
+
+def _stamp(path: Path) -> Stamp | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return Stamp(status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def meets(config: ConnectionConfig, capabilities: Capabilities, requirements: Requirements) -> bool:
+    """Whether a connection can do all that is required, without any downgrade (NAP-LLM, "Requirements")."""
+    return (
+        (requirements.model is None or requirements.model == config.model)
+        and (capabilities.images or not requirements.images)
+        and (capabilities.json or not requirements.json)
+        and (capabilities.tools or not requirements.tools)
+    )

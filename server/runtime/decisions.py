@@ -1,0 +1,161 @@
+"""Questions only the owner can answer: may this be disclosed, and which connection shall it be.
+
+A decision waits in `Decisions` until somebody settles it or the work that asked is settled itself (cancel, deadline,
+disconnect, revocation); then it is gone, and a late answer finds nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+from server.runtime.endpoint import Endpoint
+from server.wire.records import GenerationRequest, ImagePart, Requirements, TextPart, ThinkingPart, ToolCallPart
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """How many of something are disclosed, and their size in bytes as UTF-8 or base64."""
+
+    count: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Disclosure:
+    """What an authorization must identify (NAP-LLM, "Shell Behavior"): who asks, where it goes, what goes there."""
+
+    connection: str
+    """The connection's label."""
+    key: str
+    model: str
+    route: str
+    charge: str
+    messages: dict[str, Amount]
+    """By role; their text and the calls they replay."""
+    images: Amount
+    tool_definitions: Amount
+    tool_names: tuple[str, ...]
+    tool_results: Amount
+
+
+@dataclass(eq=False, slots=True)
+class ConsentDecision:
+    """May this generation be submitted? Answer: True or False."""
+
+    endpoint: Endpoint
+    disclosure: Disclosure
+    request: GenerationRequest = field(repr=False)
+    """The content itself, for the owner alone and on demand."""
+    kind: Literal["consent"] = "consent"
+    id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
+    created: float = field(default_factory=time.time)
+    answer: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future(), repr=False)
+
+
+@dataclass(eq=False, slots=True)
+class SelectionDecision:
+    """Which connection shall this endpoint get? Answer: a connection's key, or None to decline."""
+
+    endpoint: Endpoint
+    requirements: Requirements
+    choices: tuple[str, ...]
+    """Keys of the connections that meet the requirements."""
+    kind: Literal["selection"] = "selection"
+    id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
+    created: float = field(default_factory=time.time)
+    answer: asyncio.Future[str | None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future(), repr=False
+    )
+
+
+Decision = ConsentDecision | SelectionDecision
+
+
+class Decisions:
+    """The decisions that wait for the owner, oldest first."""
+
+    def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
+        self._waiting: dict[str, Decision] = {}
+        self._changed = changed
+
+    def waiting(self) -> tuple[Decision, ...]:
+        return tuple(self._waiting.values())
+
+    async def consent(self, decision: ConsentDecision) -> bool:
+        """Waits for the owner. Cancelling the wait withdraws the question."""
+        with self._asking(decision):
+            return await decision.answer
+
+    async def selection(self, decision: SelectionDecision) -> str | None:
+        with self._asking(decision):
+            return await decision.answer
+
+    def settle_consent(self, id: str, allow: bool) -> bool:
+        """Whether such a question was waiting; it is answered then."""
+        decision = self._waiting.get(id)
+        if not isinstance(decision, ConsentDecision) or decision.answer.done():
+            return False
+        decision.answer.set_result(allow)
+        return True
+
+    def settle_selection(self, id: str, key: str | None) -> bool:
+        """As `settle_consent`; a key that is no choice of this question settles nothing."""
+        decision = self._waiting.get(id)
+        if not isinstance(decision, SelectionDecision) or decision.answer.done():
+            return False
+        if key is not None and key not in decision.choices:
+            return False
+        decision.answer.set_result(key)
+        return True
+
+    @contextmanager
+    def _asking(self, decision: Decision) -> Iterator[None]:
+        """Keeps a decision in the list for as long as somebody waits for its answer."""
+        self._waiting[decision.id] = decision
+        self._changed()
+        try:
+            yield
+        finally:
+            del self._waiting[decision.id]
+            self._changed()
+
+
+def count_disclosed(request: GenerationRequest) -> tuple[dict[str, Amount], Amount, Amount, Amount]:
+    """What a request discloses: messages by role, images, tool definitions, tool results."""
+    counts: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for message in request.messages:
+        what = message.role
+        counts[what] += 1
+        for part in message.content:
+            if isinstance(part, ImagePart):
+                counts["image"] += 1
+                sizes["image"] += len(part.data)
+            elif isinstance(part, TextPart):
+                sizes[what] += len(part.text.encode())
+            elif isinstance(part, ToolCallPart):
+                sizes[what] += _size(part.arguments) + len(part.name)
+            elif isinstance(part, ThinkingPart):
+                # Thinking is never sent (NAP-LLM, "Part").
+                continue
+    for tool in request.tools:
+        counts["tool"] += 1
+        sizes["tool"] += _size(tool.parameters) + len(tool.name) + len((tool.description or "").encode())
+
+    def amount(what: str) -> Amount:
+        return Amount(counts[what], sizes[what])
+
+    roles = {role: amount(role) for role in ("system", "user", "assistant") if counts[role]}
+    return roles, amount("image"), amount("tool"), amount("toolResult")
+
+
+def _size(value: object) -> int:
+    return len(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())

@@ -1,0 +1,105 @@
+"""One generation between its request and its only terminal result (NAP-LLM, "Cancellation and deadlines").
+
+Completion, cancel, deadline, disconnect, revocation and the engine's failure all meet in `LiveGeneration.settle`:
+the first to arrive is the outcome, whatever comes later finds it settled and changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+from server.chat.events import BlockEvent
+from server.runtime.blocks import Blocks
+from server.runtime.clock import Timer
+from server.runtime.endpoint import Caller, Endpoint
+from server.wire.records import Delta, Generation, GenerationRequest, WireError
+
+Stage = Literal["preparing", "consent", "loading", "submitted", "decoding", "checking", "settled"]
+"""Where a generation stands: its prompt is being rendered, its consent asked, its model loaded; it is with the engine,
+which queues and prefills it; it decodes; its finished output is being validated; it has its outcome."""
+
+Outcome = Generation | WireError
+
+
+class LiveGeneration:
+    """A generation as the runtime drives it and its one consumer reads it.
+
+    The consumer waits for `ready`, takes what is due, and is done once `outcome` is set and everything taken. Or it
+    waits for `result` alone. A consumer that goes away calls `abandon`.
+    """
+
+    def __init__(self, caller: Caller, id: str, request: GenerationRequest) -> None:
+        self.caller = caller
+        self.id = id
+        self.request = request
+        self.stage: Stage = "preparing"
+        self.outcome: Outcome | None = None
+        self.connection: str | None = None
+        """Key of the connection it uses, once that is known."""
+        self.output_tokens = 0
+        self.created = time.time()
+        self.task: asyncio.Task[None] | None = None
+        self.timer: Timer | None = None
+        self.on_settled: list[Callable[[], None]] = []
+        self._blocks = Blocks(id)
+        self._reader: asyncio.Future[None] | None = None
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return self.caller.endpoint
+
+    @property
+    def blocks(self) -> Blocks:
+        return self._blocks
+
+    def settle(self, outcome: Outcome) -> bool:
+        """The one way to end. Whether this call was the one that did; returns at once in any case."""
+        if self.outcome is not None:
+            return False
+        self.outcome = outcome
+        self.stage = "settled"
+        if isinstance(outcome, WireError):
+            # What the client has not seen yet would stay incomplete for ever.
+            self._blocks.discard()
+        if self.timer is not None:
+            self.timer.cancel()
+        for callback in self.on_settled:
+            callback()
+        self.wake()
+        return True
+
+    def abandon(self) -> bool:
+        """The consumer is gone: nobody wants the answer any more."""
+        return self.settle(WireError("cancelled", "the client closed its request"))
+
+    def push(self, events: Iterable[BlockEvent]) -> None:
+        """Takes what the parser found. Raises `provider-error` where it breaks the blocks' lifecycle."""
+        self._blocks.push(events)
+        if self._blocks.due:
+            self.wake()
+
+    async def ready(self) -> None:
+        """Returns when there is something to take, when the outcome is set, or when `wake` is called."""
+        if self.outcome is None and not self._blocks.due:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+
+    def take(self) -> list[Delta]:
+        """The deltas that are due. After an outcome, the last ones; none after an error."""
+        return self._blocks.take()
+
+    async def result(self) -> Outcome:
+        """The terminal result alone, for a consumer that wants no deltas."""
+        while self.outcome is None:
+            self._blocks.discard()
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        return self.outcome
+
+    def wake(self) -> None:
+        """Lets the consumer look up although nothing may have happened."""
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)

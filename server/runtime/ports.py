@@ -1,0 +1,63 @@
+"""What the runtime needs from the rooms below, as narrow as it uses them. Tests put controllable doubles here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from server.chat import Capabilities, Conversation, ParserSpec, Prepared
+from server.chat.events import BlockEvent
+from server.config import Source
+from server.engine.messages import Event, Job, ModelInfo, ModelSpec
+from server.wire.records import Tool
+
+
+class ChatService(Protocol):
+    """Work from strangers, done in helper processes: templates, schemas, validation. Failures are `WireError`s."""
+
+    async def inspect(self, model_path: str, template: str | None) -> Capabilities: ...
+
+    async def prepare(self, model_path: str, template: str | None, conversation: Conversation) -> Prepared: ...
+
+    async def validate(self, tool: Tool, arguments: Mapping[str, Any]) -> None: ...
+
+
+class OutputParser(Protocol):
+    """Text in, blocks out. Raises MalformedOutput."""
+
+    def feed(self, text: str) -> Iterable[BlockEvent]: ...
+
+    def finish(self, finish: Literal["stop", "length"]) -> Iterable[BlockEvent]: ...
+
+
+class Events(Protocol):
+    """What comes of one job: `Text`…, then exactly one `Done` or `Failed`. Closing it cancels the job."""
+
+    def __aiter__(self) -> AsyncIterator[Event]: ...
+
+    async def aclose(self) -> None: ...
+
+
+class ModelEngine(Protocol):
+    """One loaded model. It outlives its worker's death; jobs in flight fail then."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    def generate(self, job: Job) -> Events: ...
+
+    def cancel(self, job_id: int) -> None:
+        """Ends a job at once. One that is over or unknown is left alone."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+StartEngine = Callable[[ModelSpec], Awaitable[ModelEngine]]
+"""Loads a model. Raises EngineError."""
+
+MakeParser = Callable[[ParserSpec], OutputParser]
+
+FetchFile = Callable[[Source], Path]
+"""The model's file on this machine, fetched where it is missing. Blocks; called in a thread."""

@@ -1,0 +1,407 @@
+"""The runtime of NAP-LLM: selections, consent, generations and their settlement, for any projection above it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Literal
+
+from server.chat import Capabilities, Conversation, MalformedOutput, Prepared
+from server.chat.events import BlockEnd, BlockStart
+from server.config import Config
+from server.engine.messages import Done, Failed, Job, Text
+from server.runtime.clock import Clock, LoopClock
+from server.runtime.connections import Connection, meets
+from server.runtime.decisions import ConsentDecision, Decisions, Disclosure, SelectionDecision, count_disclosed
+from server.runtime.endpoint import Caller, Endpoint
+from server.runtime.generation import LiveGeneration, Outcome
+from server.runtime.handles import Handles
+from server.runtime.limits import Rate
+from server.runtime.ports import ChatService, FetchFile, MakeParser, ModelEngine, StartEngine
+from server.wire import check_generation
+from server.wire.records import (
+    Generation,
+    GenerationRequest,
+    ImagePart,
+    Model,
+    NamedTool,
+    Requirements,
+    ToolCallPart,
+    Usage,
+    WireError,
+)
+
+log = logging.getLogger(__name__)
+
+NO_CHARGE = "no charge: the model runs on this server"
+
+
+class Runtime:
+    """Everything between an authenticated, well-formed request and the engine.
+
+    All methods are called from one event loop. `machine` is the name under which others reach this server, None where
+    only this machine does.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        chat: ChatService,
+        start_engine: StartEngine,
+        make_parser: MakeParser,
+        fetch_file: FetchFile,
+        clock: Clock | None = None,
+        machine: str | None = None,
+    ) -> None:
+        self.config = config
+        self.limits = config.server.limits
+        self.clock: Clock = clock or LoopClock()
+        self.connections = tuple(
+            Connection(each, queue=self.limits.queue, chat=chat, start_engine=start_engine, fetch_file=fetch_file)
+            for each in config.connections
+        )
+        self.handles = Handles()
+        self.decisions = Decisions()
+        self._chat = chat
+        self._make_parser = make_parser
+        self._route = f"llama.cpp on {machine}" if machine else "llama.cpp on this machine"
+        self._rate = Rate(self.limits.requests_per_minute)
+        self._live: dict[Endpoint, dict[str, LiveGeneration]] = {}
+        self._choosing: dict[asyncio.Future[str | None], Endpoint] = {}
+        self._job_ids = itertools.count(1)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    # --- the four operations
+
+    async def select(self, caller: Caller, requirements: Requirements) -> Model:
+        """Raises `unsupported` where no connection meets the requirements, `user-cancelled` where the owner says no."""
+        self._rate.admit(caller.endpoint, self.clock.now())
+        able = await self._able(requirements)
+        if not able:
+            raise WireError("unsupported", "no connection meets the requirements")
+        connection, capabilities = (
+            able[0] if caller.select == "default" else await self._choose(caller, able, requirements)
+        )
+        return self._model(self.handles.issue(caller.endpoint, connection), connection, capabilities)
+
+    async def describe(self, caller: Caller, handle: str) -> Model:
+        """Raises `selection-expired`."""
+        self._rate.admit(caller.endpoint, self.clock.now())
+        connection = self.handles.resolve(caller.endpoint, handle)
+        return self._model(handle, connection, await connection.capabilities())
+
+    def generate(self, caller: Caller, id: str, request: GenerationRequest) -> LiveGeneration:
+        """Registers the generation, starts its deadline and sets it going. Raises `invalid-request` on an id in use and
+        `quota-exceeded` over a limit; every other failure is its outcome."""
+        own = self._live.get(caller.endpoint, {})
+        if id in own:
+            raise WireError("invalid-request", "a generation with this id is active")
+        self._rate.admit(caller.endpoint, self.clock.now())
+        if len(own) >= self.limits.concurrent_per_endpoint:
+            raise WireError("quota-exceeded", "too many generations of this endpoint are active", reason="concurrency")
+        if sum(map(len, self._live.values())) >= self.limits.concurrent or self._closed:
+            raise WireError("quota-exceeded", "too many generations are active", reason="concurrency")
+        live = LiveGeneration(caller, id, request)
+        self._live.setdefault(caller.endpoint, own)[id] = live
+        deadline = self.clock.now() + self.config.server.deadline
+        live.timer = self.clock.call_later(self.config.server.deadline, lambda: live.settle(_timeout()))
+        live.on_settled.append(lambda: self._unregister(live))
+        live.task = asyncio.create_task(self._drive(live, deadline))
+        self._tasks.add(live.task)
+        live.task.add_done_callback(self._tasks.discard)
+        return live
+
+    def cancel(self, endpoint: Endpoint, request_id: str) -> bool:
+        """Whether an active generation of this endpoint was found and cancelled."""
+        live = self._live.get(endpoint, {}).get(request_id)
+        return live is not None and live.settle(WireError("cancelled", "the generation was cancelled"))
+
+    # --- ends that come from outside
+
+    def end(self, ends: Callable[[Endpoint], bool]) -> None:
+        """Cancels all work and ends all handles of the endpoints for which `ends` holds."""
+        self.handles.end(ends)
+        for live in [each for each in self.live() if ends(each.endpoint)]:
+            live.settle(WireError("cancelled", "the authorization of this endpoint has ended"))
+        for choice in [each for each, endpoint in self._choosing.items() if ends(endpoint)]:
+            choice.set_exception(WireError("cancelled", "the authorization of this endpoint has ended"))
+
+    def end_endpoint(self, endpoint: Endpoint) -> None:
+        self.end(lambda each: each == endpoint)
+
+    def end_account(self, token: str, account: str) -> None:
+        self.end(lambda each: each.token == token and each.account == account)
+
+    def end_token(self, token: str) -> None:
+        self.end(lambda each: each.token == token)
+
+    def live(self) -> Iterator[LiveGeneration]:
+        for own in self._live.values():
+            yield from own.values()
+
+    async def close(self) -> None:
+        """Ends everything and unloads all models."""
+        self._closed = True
+        for live in [*self.live()]:
+            live.settle(WireError("provider-error", "the server is shutting down"))
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await asyncio.gather(*(connection.close() for connection in self.connections))
+
+    # --- selection
+
+    async def _able(self, requirements: Requirements) -> list[tuple[Connection, Capabilities]]:
+        able = []
+        broken: WireError | None = None
+        for connection in self.connections:
+            if not connection.enabled or requirements.model not in (None, connection.config.model):
+                continue
+            try:
+                capabilities = await connection.capabilities()
+            except WireError as error:
+                broken = error
+                continue
+            if meets(connection.config, capabilities, requirements):
+                able.append((connection, capabilities))
+        if not able and broken is not None:
+            raise broken
+        return able
+
+    async def _choose(
+        self, caller: Caller, able: list[tuple[Connection, Capabilities]], requirements: Requirements
+    ) -> tuple[Connection, Capabilities]:
+        """Asks the owner, for no longer than a generation may take."""
+        decision = SelectionDecision(caller.endpoint, requirements, tuple(connection.key for connection, _ in able))
+        self._choosing[decision.answer] = caller.endpoint
+        timer = self.clock.call_later(self.config.server.deadline, lambda: _fail(decision.answer, _timeout()))
+        try:
+            key = await self.decisions.selection(decision)
+        finally:
+            timer.cancel()
+            del self._choosing[decision.answer]
+        if key is None:
+            raise WireError("user-cancelled", "the user declined the selection")
+        connection, capabilities = next(each for each in able if each[0].key == key)
+        if not connection.enabled:
+            raise WireError("unsupported", "the chosen connection has been disabled")
+        return connection, capabilities
+
+    def _model(self, handle: str, connection: Connection, capabilities: Capabilities) -> Model:
+        return Model(
+            handle=handle,
+            name=connection.config.name,
+            model=connection.config.model,
+            route=self._route,
+            images=capabilities.images,
+            json=capabilities.json,
+            tools=capabilities.tools,
+            tool_choice_modes=capabilities.tool_choice_modes,
+        )
+
+    # --- generation
+
+    def _unregister(self, live: LiveGeneration) -> None:
+        own = self._live[live.endpoint]
+        del own[live.id]
+        if not own:
+            del self._live[live.endpoint]
+        if live.task is not None and live.task is not asyncio.current_task():
+            live.task.cancel()
+
+    async def _drive(self, live: LiveGeneration, deadline: float) -> None:
+        outcome: Outcome
+        try:
+            outcome = await self._run(live, deadline)
+        except WireError as error:
+            outcome = error
+        except Exception as error:
+            log_unexpected(log, "a generation failed", error)
+            outcome = WireError("provider-error", "the generation failed inside the server")
+        live.settle(outcome)
+
+    async def _run(self, live: LiveGeneration, deadline: float) -> Generation:
+        request = live.request
+        connection = self.handles.resolve(live.endpoint, request.handle)
+        live.connection = connection.key
+        capabilities = await connection.capabilities()
+        _check_supported(request, capabilities)
+        prepared = await self._chat.prepare(
+            str(await connection.ready()),
+            connection.config.template,
+            Conversation(request.messages, request.tools, request.tool_choice, request.format),
+        )
+        if connection.loaded is not None:
+            _check_fits(prepared, connection.loaded)
+        await self._authorize(live, connection)
+        live.stage = "loading"
+        engine = await connection.engine()
+        _check_fits(prepared, engine)
+        # Consent and loading take time: the selection that was asked about must still be the one that is used.
+        if self.handles.resolve(live.endpoint, request.handle) is not connection:
+            raise WireError("selection-expired", "the selection has changed; select again")
+        live.stage = "submitted"
+        job = Job(
+            id=next(self._job_ids),
+            tokens=prepared.tokens,
+            sampling=connection.config.sampling
+            if request.temperature is None
+            else replace(connection.config.sampling, temperature=request.temperature),
+            scope=live.endpoint.scope,
+            deadline=deadline,
+            max_tokens=_lower(request.max_tokens, self.limits.max_tokens),
+            constraint=prepared.constraint,
+            banned=prepared.banned,
+        )
+        return await self._decode(live, engine, job, prepared)
+
+    async def _authorize(self, live: LiveGeneration, connection: Connection) -> None:
+        """The user's authorization of this one generation (NAP-LLM, "Shell Behavior"). Raises `user-cancelled`."""
+        policy = live.caller.consent
+        if policy == "always" or (policy == "shell" and live.caller.granted):
+            return
+        allowed = False
+        if policy == "ask":
+            live.stage = "consent"
+            allowed = await self.decisions.consent(
+                ConsentDecision(live.endpoint, self._disclosure(connection, live.request), live.request)
+            )
+        if not allowed:
+            raise WireError("user-cancelled", "the user did not authorize this generation")
+
+    def _disclosure(self, connection: Connection, request: GenerationRequest) -> Disclosure:
+        roles, images, tools, results = count_disclosed(request)
+        return Disclosure(
+            connection=connection.config.name,
+            key=connection.key,
+            model=connection.config.model,
+            route=self._route,
+            charge=NO_CHARGE,
+            messages=roles,
+            images=images,
+            tool_definitions=tools,
+            tool_names=tuple(tool.name for tool in request.tools),
+            tool_results=results,
+        )
+
+    async def _decode(self, live: LiveGeneration, engine: ModelEngine, job: Job, prepared: Prepared) -> Generation:
+        parser = self._make_parser(prepared.parser)
+        reasoning = 0
+        live.on_settled.append(lambda: engine.cancel(job.id))
+        try:
+            async with aclosing(engine.generate(job)) as events:
+                async for event in events:
+                    if isinstance(event, Text):
+                        live.stage = "decoding"
+                        live.output_tokens += event.tokens
+                        thinking = live.blocks.thinking
+                        live.push(parser.feed(event.text))
+                        if thinking or live.blocks.thinking:
+                            reasoning += event.tokens
+                        if live.blocks.refused:
+                            return self._partial(live, "refusal", None)
+                    elif isinstance(event, Done):
+                        live.stage = "checking"
+                        live.push(parser.finish(event.finish))
+                        usage = Usage(
+                            input_tokens=event.prompt_tokens,
+                            output_tokens=event.output_tokens,
+                            cache_read_tokens=event.cache_read_tokens,
+                            reasoning_tokens=min(reasoning, event.output_tokens) if live.blocks.thought else None,
+                        )
+                        if live.blocks.refused:
+                            return self._partial(live, "refusal", usage)
+                        if event.finish == "length":
+                            return self._partial(live, "length", usage)
+                        return await self._complete(live, prepared, usage)
+                    else:
+                        raise _engine_failure(event)
+        except MalformedOutput:
+            raise WireError("provider-error", "the model's output breaks its own format") from None
+        raise WireError("provider-error", "the engine ended without a result")
+
+    def _partial(self, live: LiveGeneration, finish: Literal["length", "refusal"], usage: Usage | None) -> Generation:
+        generation = Generation(live.blocks.partial(), finish, usage)
+        check_generation(live.request, generation)
+        return generation
+
+    async def _complete(self, live: LiveGeneration, prepared: Prepared, usage: Usage) -> Generation:
+        if live.blocks.empty:
+            # An immediate end of output is one empty text part (http-binding).
+            live.push((BlockStart(0, "text"), BlockEnd(0)))
+        content = live.blocks.completed()
+        calls = [part for part in content if isinstance(part, ToolCallPart)]
+        generation = Generation(content, "toolUse" if calls else "stop", usage)
+        check_generation(live.request, generation)
+        tools = {tool.name: tool for tool in live.request.tools}
+        for call in calls:
+            if call.name in prepared.checked_tools:
+                await self._chat.validate(tools[call.name], call.arguments)
+        return generation
+
+
+def _check_supported(request: GenerationRequest, capabilities: Capabilities) -> None:
+    """Raises `unsupported` where the connection cannot do what the request needs."""
+    if request.temperature is not None and not 0 <= request.temperature <= 2:
+        raise WireError("unsupported", "temperature must be from 0 to 2")
+    if request.format == "json" and not capabilities.json:
+        raise WireError("unsupported", "this connection does not support format json")
+    if not capabilities.images and any(isinstance(part, ImagePart) for m in request.messages for part in m.content):
+        raise WireError("unsupported", "this connection does not accept images")
+    if request.tools:
+        if not capabilities.tools:
+            raise WireError("unsupported", "this connection does not support tools")
+        choice = request.tool_choice or "auto"
+        mode = "tool" if isinstance(choice, NamedTool) else choice
+        if mode not in capabilities.tool_choice_modes:
+            raise WireError("unsupported", f"this connection does not support the tool choice mode {mode}")
+
+
+def _check_fits(prepared: Prepared, engine: ModelEngine) -> None:
+    # One place must be left for the first token of the answer.
+    if len(prepared.tokens) >= engine.info.context_length:
+        raise _too_long()
+
+
+def _lower(asked: int | None, policy: int) -> int | None:
+    """The lower of two limits, where 0 and None mean none."""
+    return min(asked or policy, policy or asked or 0) or None
+
+
+def _engine_failure(failed: Failed) -> WireError:
+    """The engine's failure in our own words: nothing it says reaches a caller."""
+    if failed.code == "quota-exceeded":
+        if failed.extra.get("reason") == "context":
+            return _too_long()
+        return WireError("quota-exceeded", "too many generations wait for this model", reason="queue")
+    if failed.code == "timeout":
+        return _timeout()
+    if failed.code == "cancelled":
+        return WireError("cancelled", "the generation was cancelled")
+    return WireError("provider-error", "the engine failed during this generation")
+
+
+def _too_long() -> WireError:
+    return WireError("quota-exceeded", "the prompt does not fit the model's context", reason="context")
+
+
+def _timeout() -> WireError:
+    return WireError("timeout", "the deadline of the request has passed")
+
+
+def _fail(answer: asyncio.Future[str | None], error: WireError) -> None:
+    if not answer.done():
+        answer.set_exception(error)
+
+
+def log_unexpected(logger: logging.Logger, what: str, error: BaseException) -> None:
+    """Logs where a program error happened, never its message: that may hold what a caller sent or a model said."""
+    frames = traceback.extract_tb(error.__traceback__)
+    places = " < ".join(f"{frame.name}:{frame.lineno}" for frame in reversed(frames))
+    logger.error("%s: %s at %s", what, type(error).__name__, places)

@@ -1,0 +1,216 @@
+"""The whole house over SmolLM2: real helpers, real engine, real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+import pytest_asyncio
+
+from server.app import create_app
+from server.config import Config, ConnectionConfig, ServerConfig, Source
+from server.engine import Engine
+from server.state import TokenStore
+from tests.http.conftest import events, listening
+
+TOOL = {
+    "name": "book_table",
+    "description": "Book a table in a restaurant.",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "restaurant": {"type": "string", "maxLength": 30},
+            "guests": {"type": "integer", "enum": [1, 2, 3, 4]},
+            "smoking": {"type": "boolean"},
+        },
+        "required": ["restaurant", "guests", "smoking"],
+        "additionalProperties": False,
+    },
+}
+
+
+class House:
+    def __init__(self, client: httpx.AsyncClient, runtime: Any) -> None:
+        self.client, self.runtime, self.handle = client, runtime, ""
+
+    async def call(self, type: str, **fields: Any) -> dict[str, Any]:
+        response = await self.client.post("/nap/llm", json={"type": type, "id": "x", **fields})
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def request(self, id: str, text: str, **fields: Any) -> dict[str, Any]:
+        messages = [{"role": "user", "content": [{"type": "text", "text": text}]}]
+        request = {"handle": self.handle, "messages": messages, "temperature": 0, "maxTokens": 40, **fields}
+        return {"type": "llm.generate", "id": id, "request": request}
+
+    def stream(self, envelope: dict[str, Any]) -> Any:
+        return self.client.stream("POST", "/nap/llm", json=envelope, headers={"accept": "text/event-stream"})
+
+    async def generate(self, id: str, text: str, **fields: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        async with self.stream(self.request(id, text, **fields)) as response:
+            *deltas, result = [each async for each in events(response)]
+        assert [each["sequence"] for each in deltas] == list(range(len(deltas)))
+        return deltas, result
+
+    @property
+    def engine(self) -> Engine:
+        return self.runtime.connections[0].loaded
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def house(tmp_path_factory: Any, smollm2: Path) -> AsyncIterator[House]:
+    connection = ConnectionConfig(
+        "smollm2", "SmolLM2", "SmolLM2-135M-Instruct", Source(path=smollm2), context_length=2048, threads=1
+    )
+    tokens = TokenStore(tmp_path_factory.mktemp("state"))
+    token = tokens.create("test", consent="always")
+    app = create_app(Config(ServerConfig(), (connection,)), tokens=tokens)
+    async with listening(app) as port:
+        headers = {"authorization": f"Bearer {token}"}
+        base = f"http://127.0.0.1:{port}"
+        async with httpx.AsyncClient(base_url=base, headers=headers, timeout=120, verify=False) as client:
+            house = House(client, app.state.runtime)
+            house.handle = (await house.call("llm.select"))["model"]["handle"]
+            yield house
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def test_select_and_describe(house: House) -> None:
+    model = (await house.call("llm.select", requirements={"tools": True, "json": True}))["model"]
+    assert model["model"] == "SmolLM2-135M-Instruct"
+    assert model["toolChoiceModes"] == ["auto", "none", "required", "tool"]
+    assert (model["images"], model["json"], model["tools"]) == (False, True, True)
+    assert (await house.call("llm.describe", handle=model["handle"]))["model"] == model
+    assert (await house.call("llm.select", requirements={"images": True}))["error"]["code"] == "unsupported"
+
+
+async def test_text_streams(house: House) -> None:
+    deltas, result = await house.generate("text", "What is the capital of France?")
+    text = result["result"]["content"][0]["text"]
+    assert text.strip()
+    assert "".join(each.get("text", "") for each in deltas) == text
+    assert len(deltas) > 5
+    usage = result["result"]["usage"]
+    assert usage["outputTokens"] <= 40 and usage["inputTokens"] > 10
+    again = await house.generate("text", "What is the capital of France?")
+    assert again[1]["result"]["usage"]["inputTokens"] == usage["inputTokens"]
+
+
+async def test_length(house: House) -> None:
+    _, result = await house.generate("length", "Count to a thousand.", maxTokens=5)
+    assert result["result"]["finish"] == "length" and result["result"]["usage"]["outputTokens"] == 5
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "tool", "name": "book_table"}])
+async def test_a_forced_tool(house: House, choice: Any) -> None:
+    deltas, result = await house.generate(
+        "tool", "A table for two, please.", tools=[TOOL], toolChoice=choice, temperature=0.8, maxTokens=700
+    )
+    assert result["result"]["finish"] == "toolUse", result
+    calls = [each for each in result["result"]["content"] if each["type"] == "toolCall"]
+    assert calls
+    for call in calls:
+        jsonschema.validate(call["arguments"], TOOL["parameters"])
+        index = result["result"]["content"].index(call)
+        own = [each for each in deltas if each["blockIndex"] == index]
+        assert (own[0]["event"], own[0]["name"], own[0]["toolCallId"]) == ("start", "book_table", call["toolCallId"])
+        assert json.loads("".join(each.get("text", "") for each in own)) == call["arguments"]
+        assert own[-1]["event"] == "end"
+
+
+async def test_a_call_and_its_result_go_back_in(house: House) -> None:
+    _, first = await house.generate("t1", "A table?", tools=[TOOL], toolChoice="required", maxTokens=700)
+    call = first["result"]["content"][0]
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "A table?"}]},
+        {"role": "assistant", "content": first["result"]["content"]},
+        *(
+            {
+                "role": "toolResult",
+                "toolCallId": each["toolCallId"],
+                "toolName": each["name"],
+                "content": [{"type": "text", "text": "booked"}],
+            }
+            for each in first["result"]["content"]
+            if each["type"] == "toolCall"
+        ),
+    ]
+    _, second = await house.generate("t2", "", messages=messages, tools=[TOOL], toolChoice="none")
+    assert second["result"]["finish"] in ("stop", "length"), second
+    messages[2]["toolName"] = "other"
+    _, third = await house.generate("t3", "", messages=messages)
+    assert third["error"]["code"] == "invalid-request" and call["toolCallId"] not in third["error"]["message"]
+
+
+async def test_json(house: House) -> None:
+    _, result = await house.generate("json", "Give me a JSON object with a name.", format="json", maxTokens=300)
+    assert result["result"]["finish"] in ("stop", "length")
+    if result["result"]["finish"] == "stop":
+        text = "".join(each["text"] for each in result["result"]["content"] if each["type"] == "text")
+        assert isinstance(json.loads(text), dict)
+
+
+async def test_a_prompt_that_does_not_fit(house: House) -> None:
+    _, result = await house.generate("long", "word " * 3000)
+    assert (result["error"]["code"], result["error"]["reason"]) == ("quota-exceeded", "context")
+
+
+async def test_cancel_during_prefill_settles_at_once(house: House) -> None:
+    async with house.stream(house.request("prefill", "word " * 1600)) as response:
+        await asyncio.sleep(0.3)
+        began = time.monotonic()
+        assert (await house.call("llm.cancel", requestId="prefill"))["cancelled"] is True
+        (event,) = [each async for each in events(response)]
+        settled = time.monotonic() - began
+    assert event["error"]["code"] == "cancelled"
+    assert settled < 1
+    began = time.monotonic()
+    await house.generate("after", "Hi", maxTokens=1)
+    assert time.monotonic() - began < 3
+
+
+async def test_a_disconnect_during_prefill_frees_the_engine(house: House) -> None:
+    async with house.stream(house.request("prefill", "other " * 1600)):
+        await asyncio.sleep(0.3)
+    began = time.monotonic()
+    await house.generate("after", "Hi", maxTokens=1)
+    assert time.monotonic() - began < 3
+    assert [*house.runtime.live()] == []
+
+
+async def test_eight_stream_together(house: House) -> None:
+    results = await asyncio.gather(*(house.generate(f"n{n}", f"Write {n} words.", maxTokens=24) for n in range(8)))
+    for deltas, result in results:
+        assert result["result"]["finish"] in ("stop", "length"), result
+        assert len(deltas) > 2
+
+
+async def test_the_workers_death_costs_what_it_was_doing_and_nothing_else(house: House) -> None:
+    streams = [house.stream(house.request(f"k{n}", "Tell me a long story.", maxTokens=400)) for n in range(8)]
+    responses = [await stream.__aenter__() for stream in streams]
+    sources = [events(each) for each in responses]
+    await asyncio.gather(*(anext(each) for each in sources))
+    os.kill(house.engine.pid, signal.SIGKILL)
+    began = time.monotonic()
+
+    async def last(source: Any) -> dict[str, Any]:
+        return [each async for each in source][-1]
+
+    results = await asyncio.gather(*map(last, sources))
+    assert time.monotonic() - began < 1.5
+    for stream in streams:
+        await stream.__aexit__(None, None, None)
+    assert [each["error"]["code"] for each in results] == ["provider-error"] * 8
+    _, result = await house.generate("again", "What is the capital of France?")
+    assert result["result"]["content"][0]["text"].strip()

@@ -1,0 +1,236 @@
+"""Controllable stand-ins for the rooms below the runtime: an engine, a chat service and a clock that do as told."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from server.chat import Capabilities, Conversation, Prepared
+from server.chat.events import BlockDelta, BlockEnd, BlockEvent, BlockStart
+from server.config import Config, ConnectionConfig, Limits, ServerConfig, Source
+from server.engine.messages import Done, Event, Failed, Job, ModelInfo, ModelSpec, Text
+from server.runtime import Caller, Endpoint, Runtime
+from server.wire.records import GenerationRequest, Message, TextPart, Tool, WireError
+
+ALL_MODES = ("auto", "none", "required", "tool")
+
+
+class PlainParser:
+    """All text is one text block. `script` replaces single texts by block events."""
+
+    def __init__(self, script: Mapping[str, Iterable[BlockEvent]] | None = None) -> None:
+        self.script = script or {}
+        self.open = False
+
+    def feed(self, text: str) -> list[BlockEvent]:
+        if text in self.script:
+            self.open = False
+            return list(self.script[text])
+        begin: list[BlockEvent] = [] if self.open else [BlockStart(0, "text")]
+        self.open = True
+        return [*begin, BlockDelta(0, text)]
+
+    def finish(self, finish: str) -> list[BlockEvent]:
+        return [BlockEnd(0)] if self.open and finish == "stop" else []
+
+
+class ChatDouble:
+    """Renders nothing: a prompt has as many tokens as its text has characters."""
+
+    def __init__(self) -> None:
+        self.capabilities = Capabilities(images=False, json=True, tools=True, tool_choice_modes=ALL_MODES)
+        self.script: dict[str, list[BlockEvent]] = {}
+        self.checked: frozenset[str] = frozenset()
+        self.refusal: WireError | None = None
+        self.invalid: WireError | None = None
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.preparing = asyncio.Event()
+        self.validating = asyncio.Event()
+        self.conversations: list[Conversation] = []
+        self.inspected = 0
+
+    async def inspect(self, model_path: str, template: str | None) -> Capabilities:
+        self.inspected += 1
+        return self.capabilities
+
+    async def prepare(self, model_path: str, template: str | None, conversation: Conversation) -> Prepared:
+        self.conversations.append(conversation)
+        self.preparing.set()
+        await self.gate.wait()
+        if self.refusal is not None:
+            raise self.refusal
+        size = sum(len(p.text) for m in conversation.messages for p in m.content if isinstance(p, TextPart))
+        return Prepared(
+            tokens=array("i", [1] * size),
+            constraint=None,
+            banned=(),
+            parser=PlainParser(self.script),  # type: ignore[arg-type]
+            checked_tools=self.checked,
+        )
+
+    async def validate(self, tool: Tool, arguments: Mapping[str, Any]) -> None:
+        self.validating.set()
+        await self.gate.wait()
+        if self.invalid is not None:
+            raise self.invalid
+
+
+@dataclass
+class Run:
+    """One submitted job. `say`, `done` and `fail` are the engine's side of it."""
+
+    job: Job
+    events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
+    cancelled: bool = False
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+    said: int = 0
+
+    def say(self, *texts: str) -> None:
+        for text in texts:
+            self.said += 1
+            self.events.put_nowait(Text(text, 1))
+
+    def done(self, finish: str = "stop") -> None:
+        self.events.put_nowait(Done(finish, len(self.job.tokens), self.said, 0))  # type: ignore[arg-type]
+
+    def fail(self, code: str = "provider-error", words: str = "died", **extra: str) -> None:
+        self.events.put_nowait(Failed(code, words, extra))  # type: ignore[arg-type]
+
+
+class EngineDouble:
+    def __init__(self, context_length: int = 1000) -> None:
+        self.info = ModelInfo(architecture="double", context_length=context_length, slots=8, vocabulary=10)
+        self.runs: list[Run] = []
+        self.closed = False
+        self._arrived = asyncio.Condition()
+
+    async def generate(self, job: Job) -> AsyncGenerator[Event, None]:
+        run = Run(job)
+        self.runs.append(run)
+        async with self._arrived:
+            self._arrived.notify_all()
+        try:
+            while True:
+                event = await run.events.get()
+                yield event
+                if not isinstance(event, Text):
+                    return
+        finally:
+            run.closed.set()
+
+    async def run(self, number: int = 0) -> Run:
+        """The job submitted as the `number`th, once it is."""
+        async with self._arrived:
+            await self._arrived.wait_for(lambda: len(self.runs) > number)
+        return self.runs[number]
+
+    def cancel(self, job_id: int) -> None:
+        for run in self.runs:
+            if run.job.id == job_id and not run.closed.is_set():
+                run.cancelled = True
+                run.fail("cancelled", "cancelled")
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class ClockDouble:
+    """Stands still until `advance`."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+        self.timers: list[_Timer] = []
+
+    def now(self) -> float:
+        return self.time
+
+    def call_later(self, delay: float, callback: Callable[[], object]) -> _Timer:
+        timer = _Timer(self.time + delay, callback)
+        self.timers.append(timer)
+        return timer
+
+    def advance(self, seconds: float) -> None:
+        self.time += seconds
+        for timer in [each for each in self.timers if each.due <= self.time]:
+            self.timers.remove(timer)
+            if not timer.cancelled:
+                timer.callback()
+
+
+@dataclass
+class _Timer:
+    due: float
+    callback: Callable[[], object]
+    cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class World:
+    """A runtime over doubles. Build it inside a running event loop."""
+
+    def __init__(
+        self,
+        file: Path,
+        *,
+        limits: Limits | None = None,
+        server: ServerConfig | None = None,
+        connections: tuple[ConnectionConfig, ...] | None = None,
+        machine: str | None = None,
+        real_clock: bool = False,
+    ) -> None:
+        file.write_bytes(b"model")
+        self.file = file
+        self.chat = ChatDouble()
+        self.engine = EngineDouble()
+        self.clock = ClockDouble()
+        self.starts: list[ModelSpec] = []
+        self.start_failure: Exception | None = None
+        self.start_gate = asyncio.Event()
+        self.start_gate.set()
+        self.starting = asyncio.Event()
+        source = Source(path=file)
+        server = server or ServerConfig(deadline=60, limits=limits or Limits())
+        self.config = Config(
+            server=server,
+            connections=connections or (ConnectionConfig(key="first", name="First", model="first-1", source=source),),
+        )
+        self.runtime = Runtime(
+            self.config,
+            chat=self.chat,
+            start_engine=self.start_engine,
+            make_parser=lambda spec: spec,  # type: ignore[arg-type, return-value]
+            fetch_file=lambda source: source.path or file,
+            clock=None if real_clock else self.clock,
+            machine=machine,
+        )
+
+    async def start_engine(self, spec: ModelSpec) -> EngineDouble:
+        self.starts.append(spec)
+        self.starting.set()
+        await self.start_gate.wait()
+        if self.start_failure is not None:
+            raise self.start_failure
+        return self.engine
+
+
+def caller(consent: str = "always", *, granted: bool = False, select: str = "default", **endpoint: str) -> Caller:
+    endpoint.setdefault("token", "shell")
+    return Caller(Endpoint(**endpoint), consent, select, granted)  # type: ignore[arg-type]
+
+
+def request(handle: str, text: str = "hello", **fields: Any) -> GenerationRequest:
+    fields.setdefault("messages", (Message("user", (TextPart(text),)),))
+    if fields.get("tools"):
+        fields.setdefault("tool_choice", "auto")
+    return GenerationRequest(handle=handle, **fields)
+
+
+def tool(name: str = "weather") -> Tool:
+    return Tool(name, None, {"type": "object", "properties": {"city": {"type": "string"}}})

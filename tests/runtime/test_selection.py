@@ -1,0 +1,251 @@
+"""Selection, handles, consent and limits (NAP-LLM, "API Surface", "Shell Behavior")."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.config import ConnectionConfig, Limits, Restrictions, Source
+from server.wire.records import ImagePart, Message, Requirements, TextPart, ToolCallPart, WireError
+from tests.runtime.doubles import World, caller, request, tool
+from tests.runtime.test_generation import begin, error, outcome
+
+
+async def failing(awaitable: Any) -> WireError:
+    with pytest.raises(WireError) as caught:
+        await awaitable
+    return caught.value
+
+
+def two(file: Path) -> tuple[ConnectionConfig, ...]:
+    source = Source(path=file)
+    return (
+        ConnectionConfig("a", "A", "small", source, capabilities=Restrictions(json=False, tools=False)),
+        ConnectionConfig("b", "B", "large", source, capabilities=Restrictions(tool_choice_modes=("auto", "none"))),
+    )
+
+
+async def test_the_first_connection_that_meets_the_requirements(tmp_path: Path) -> None:
+    world = World(tmp_path / "m", connections=two(tmp_path / "m"), machine="workstation")
+    who = caller()
+    first = await world.runtime.select(who, Requirements())
+    assert (first.name, first.model, first.json, first.tools, first.tool_choice_modes) == (
+        "A",
+        "small",
+        False,
+        False,
+        (),
+    )
+    assert "workstation" in first.route
+    second = await world.runtime.select(who, Requirements(json=True))
+    assert (second.name, second.tool_choice_modes) == ("B", ("auto", "none"))
+    assert (await world.runtime.select(who, Requirements(model="large"))).handle == second.handle != first.handle
+    for impossible in (
+        Requirements(model="huge"),
+        Requirements(model="small", json=True),
+        Requirements(model="small", tools=True),
+        Requirements(images=True),
+    ):
+        assert (await failing(world.runtime.select(who, impossible))).code == "unsupported"
+    await world.runtime.close()
+
+
+async def test_handles_look_alike_whether_foreign_or_invented(world: World) -> None:
+    mine, theirs = caller(endpoint="a"), caller(endpoint="b")
+    handle = (await world.runtime.select(mine, Requirements())).handle
+    assert (await world.runtime.select(mine, Requirements())).handle == handle
+    foreign = await failing(world.runtime.describe(theirs, handle))
+    invented = await failing(world.runtime.describe(theirs, "invented"))
+    assert (foreign.code, foreign.message) == (invented.code, invented.message)
+    assert foreign.code == "selection-expired"
+    generation = world.runtime.generate(theirs, "g", request(handle))
+    assert (await error(generation)).code == "selection-expired"
+    assert world.starts == [] and world.chat.conversations == []
+
+
+async def test_describe_loads_nothing(world: World) -> None:
+    model = await world.runtime.select(caller(), Requirements())
+    assert await world.runtime.describe(caller(), model.handle) == model
+    assert world.starts == [] and world.chat.inspected == 1
+
+
+async def test_a_changed_file_ends_handles_and_engine(world: World) -> None:
+    model = await world.runtime.select(caller(), Requirements())
+    live = world.runtime.generate(caller(), "g", request(model.handle))
+    (await world.engine.run()).done()
+    await outcome(live)
+    world.file.write_bytes(b"another model")
+    assert (await failing(world.runtime.describe(caller(), model.handle))).code == "selection-expired"
+    again = await world.runtime.select(caller(), Requirements())
+    assert again.handle != model.handle and world.chat.inspected == 2
+    world.file.unlink()
+    assert (await failing(world.runtime.describe(caller(), again.handle))).code == "selection-expired"
+    assert (await failing(world.runtime.select(caller(), Requirements()))).code == "provider-error"
+
+
+async def test_a_disabled_connection_ends_its_handles(world: World) -> None:
+    model = await world.runtime.select(caller(), Requirements())
+    world.runtime.connections[0].enabled = False
+    assert (await failing(world.runtime.describe(caller(), model.handle))).code == "selection-expired"
+    assert (await failing(world.runtime.select(caller(), Requirements()))).code == "unsupported"
+
+
+async def test_handles_of_one_token_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.runtime.handles.MAX_HANDLES", 2)
+    callers = [caller(endpoint=str(number)) for number in range(3)]
+    handles = [(await world.runtime.select(who, Requirements())).handle for who in callers]
+    assert (await failing(world.runtime.describe(callers[0], handles[0]))).code == "selection-expired"
+    assert (await world.runtime.describe(callers[2], handles[2])).handle == handles[2]
+
+
+@pytest.mark.parametrize(("policy", "granted", "code"), [("shell", True, None), ("shell", False, "user-cancelled")])
+async def test_the_shells_consent(world: World, policy: str, granted: bool, code: str | None) -> None:
+    live = await begin(world, who=caller(policy, granted=granted))
+    if code is None:
+        (await world.engine.run()).done()
+        assert (await outcome(live)).finish == "stop"
+    else:
+        assert (await error(live)).code == code
+        assert world.starts == [] and world.engine.runs == []
+
+
+async def test_a_granted_header_does_not_answer_for_the_owner(world: World) -> None:
+    live = await begin(world, who=caller("ask", granted=True))
+    while not world.runtime.decisions.waiting():
+        await asyncio.sleep(0)
+    assert live.stage == "consent" and world.starts == []
+    live.abandon()
+
+
+@pytest.mark.parametrize("allow", [True, False])
+async def test_the_owner_decides(world: World, allow: bool) -> None:
+    messages = (
+        Message("system", (TextPart("äbc"),)),
+        Message("user", (TextPart("hi"),)),
+        Message("assistant", (ToolCallPart("c", "weather", {"city": "Oslo"}),)),
+        Message("toolResult", (TextPart("rain"),), "c", "weather"),
+    )
+    live = await begin(world, who=caller("ask", identity="app;hash"), messages=messages, tools=(tool(),))
+    while not world.runtime.decisions.waiting():
+        await asyncio.sleep(0)
+    (decision,) = world.runtime.decisions.waiting()
+    assert decision.kind == "consent"
+    disclosed = decision.disclosure
+    assert (decision.endpoint.identity, disclosed.connection, disclosed.model) == ("app;hash", "First", "first-1")
+    assert {role: (a.count, a.bytes) for role, a in disclosed.messages.items()} == {
+        "system": (1, 4),
+        "user": (1, 2),
+        "assistant": (1, 22),
+    }
+    assert (disclosed.tool_results.count, disclosed.tool_results.bytes) == (1, 4)
+    assert (disclosed.tool_definitions.count, disclosed.tool_names) == (1, ("weather",))
+    assert disclosed.tool_definitions.bytes > 40 and disclosed.images.count == 0
+    assert "charge" in disclosed.charge
+    assert world.starts == []
+    assert world.runtime.decisions.settle_consent(decision.id, allow) is True
+    assert world.runtime.decisions.settle_consent(decision.id, not allow) is False
+    if allow:
+        (await world.engine.run()).done()
+        assert (await outcome(live)).finish == "stop"
+    else:
+        assert (await error(live)).code == "user-cancelled"
+        assert world.engine.runs == []
+    assert world.runtime.decisions.waiting() == ()
+
+
+async def test_an_undecided_consent_ends_with_the_deadline(world: World) -> None:
+    live = await begin(world, who=caller("ask"))
+    while not world.runtime.decisions.waiting():
+        await asyncio.sleep(0)
+    (decision,) = world.runtime.decisions.waiting()
+    world.clock.advance(60)
+    assert (await error(live)).code == "timeout"
+    await asyncio.wait({live.task})  # type: ignore[arg-type]
+    assert world.runtime.decisions.waiting() == ()
+    assert world.runtime.decisions.settle_consent(decision.id, True) is False
+    assert world.engine.runs == []
+
+
+async def test_a_selection_that_changed_during_consent_is_not_used(world: World) -> None:
+    live = await begin(world, who=caller("ask"))
+    while not world.runtime.decisions.waiting():
+        await asyncio.sleep(0)
+    world.file.write_bytes(b"another model")
+    world.runtime.decisions.settle_consent(world.runtime.decisions.waiting()[0].id, True)
+    assert (await error(live)).code == "selection-expired"
+    assert world.engine.runs == []
+
+
+async def test_images_are_counted(world: World) -> None:
+    world.chat.capabilities = replace(world.chat.capabilities, images=True)
+    message = Message("user", (TextPart("see"), ImagePart("image/png", "AAAA")))
+    live = await begin(world, who=caller("ask"), messages=(message,))
+    while not world.runtime.decisions.waiting():
+        await asyncio.sleep(0)
+    disclosed = world.runtime.decisions.waiting()[0].disclosure  # type: ignore[union-attr]
+    assert (disclosed.images.count, disclosed.images.bytes) == (1, 4)
+    live.abandon()
+
+
+async def pending_selection(world: World) -> tuple[asyncio.Task[Any], Any]:
+    task = asyncio.create_task(world.runtime.select(caller(select="ask"), Requirements()))
+    while not world.runtime.decisions.waiting():
+        await asyncio.sleep(0)
+    return task, world.runtime.decisions.waiting()[0]
+
+
+async def test_the_owner_chooses(tmp_path: Path) -> None:
+    world = World(tmp_path / "m", connections=two(tmp_path / "m"))
+    task, decision = await pending_selection(world)
+    assert decision.choices == ("a", "b")
+    assert world.runtime.decisions.settle_selection(decision.id, "c") is False
+    assert world.runtime.decisions.settle_selection(decision.id, "b") is True
+    assert (await task).name == "B"
+    task, decision = await pending_selection(world)
+    world.runtime.decisions.settle_selection(decision.id, None)
+    assert (await failing(task)).code == "user-cancelled"
+    task, _ = await pending_selection(world)
+    world.clock.advance(60)
+    assert (await failing(task)).code == "timeout"
+    task, _ = await pending_selection(world)
+    world.runtime.end_token("shell")
+    assert (await failing(task)).code == "cancelled"
+    assert world.runtime.decisions.waiting() == ()
+    await world.runtime.close()
+
+
+async def test_concurrency_is_bounded(tmp_path: Path) -> None:
+    world = World(tmp_path / "m", limits=Limits(concurrent=3, concurrent_per_endpoint=2))
+    a, b = caller(endpoint="a"), caller(endpoint="b")
+    lives = [await begin(world, who=a, id="1"), await begin(world, who=a, id="2")]
+    refused = await failing(begin(world, who=a, id="3"))
+    assert (refused.code, refused.extra) == ("quota-exceeded", {"reason": "concurrency"})
+    lives.append(await begin(world, who=b, id="1"))
+    assert (await failing(begin(world, who=b, id="2"))).code == "quota-exceeded"
+    lives[0].abandon()
+    await begin(world, who=b, id="2")
+    await world.runtime.close()
+
+
+async def test_the_rate_of_one_endpoint_is_bounded_in_any_minute(tmp_path: Path) -> None:
+    world = World(tmp_path / "m", limits=Limits(requests_per_minute=3))
+    a, b = caller(endpoint="a"), caller(endpoint="b")
+    for _ in range(3):
+        await world.runtime.select(a, Requirements())
+        world.clock.advance(10)
+    refused = await failing(world.runtime.select(a, Requirements()))
+    assert (refused.code, refused.extra) == ("quota-exceeded", {"reason": "rate"})
+    await world.runtime.select(b, Requirements())
+    world.clock.advance(29)
+    assert (await failing(world.runtime.select(a, Requirements()))).code == "quota-exceeded"
+    world.clock.advance(1)
+    await world.runtime.select(a, Requirements())
+    assert world.runtime.cancel(a.endpoint, "g") is False
+    world.clock.advance(600)
+    await world.runtime.select(b, Requirements())
+    assert len(world.runtime._rate._times) == 1
+    await world.runtime.close()
