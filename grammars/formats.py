@@ -26,7 +26,8 @@ _DATE = (
 )
 _HOURS = "(?:[01][0-9]|2[0-3])"
 _FRACTION = r"(?:\.[0-9]+)?"
-_TIME = f"(?:{_HOURS}:[0-5][0-9]:[0-5][0-9]{_FRACTION}(?:[Zz]|[+-]{_HOURS}:[0-5][0-9])|23:59:60{_FRACTION}(?:[Zz]|[+-]00:00))"
+_ZONE = f"(?:[Zz]|[+-]{_HOURS}:[0-5][0-9])"
+_TIME = f"(?:{_HOURS}:[0-5][0-9]:[0-5][0-9]{_FRACTION}{_ZONE}|23:59:60{_FRACTION}(?:[Zz]|[+-]00:00))"
 _D_SECOND = "[0-9]+S"
 _D_MINUTE = f"[0-9]+M(?:{_D_SECOND})?"
 _D_HOUR = f"[0-9]+H(?:{_D_MINUTE})?"
