@@ -119,9 +119,8 @@ def name_classes(shape: ObjectShape, normal: Normalizer) -> list[tuple[DFA, Term
     """
     names = language(shape.names, normal) if shape.names != textsets.ALL else None
     start = automata.ALL if names is None else names
-    classes: list[tuple[DFA, tuple[Term, ...], int]] = [
-        (automata.difference(start, automata.strings(name for name, _ in shape.props)), (shape.rest,), 0)
-    ]
+    start = automata.difference(start, automata.strings(name for name, _ in shape.props))
+    classes: list[tuple[DFA, tuple[Term, ...], int]] = [] if start.is_empty() else [(start, (shape.rest,), 0)]
     for layer in shape.layers:
         split: list[tuple[DFA, tuple[Term, ...], int, bool]] = [(dfa, terms, bits, False) for dfa, terms, bits in classes]
         for pattern, term in layer.patterns:

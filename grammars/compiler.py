@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from . import limits
 from .errors import InvalidSchema, UnsupportedSchema
 from .limits import LimitExceeded
-from .normal import Normalizer
+from .normal import Circular, Normalizer
 from .rules import Rule, cleaned, gbnf
 from .schema import Document
 from .spelling import STYLES
@@ -116,6 +116,8 @@ def _compile(text: str, formats: str, style: str, spelling: str, given: Mapping[
             rules, satisfiable = cleaned(grammar.rules)
             checks = tuple(Check(*check) for check in normal.checks)
             return Compiled(rules, checks, satisfiable, Validation(text, dict(given), document.dialect, formats == "assert"))
+    except Circular as error:
+        raise InvalidSchema(error.path, "$ref", "leads back to itself") from None
     except LimitExceeded as error:
         raise UnsupportedSchema("", "", "exceeds a limit", error.limit) from None
     except RecursionError:

@@ -45,6 +45,14 @@ _OVERLAPS = 24
 """Object shapes that one branch of oneOf may take when the other branches are subtracted from it."""
 
 
+class Circular(Exception):
+    """A term whose shape depends on itself."""
+
+    def __init__(self, term: Term) -> None:
+        self.path = term.args[0].path if term.kind == "leaf" else ""
+        super().__init__(self.path)
+
+
 class Normalizer:
     """Normalises the terms of one document. `checks` collects what is left to validation: (path, keyword)."""
 
@@ -75,7 +83,8 @@ class Normalizer:
         if not schema.node:
             return TRUE
         if self.document.scoped:
-            if schema.resource not in scope:
+            # only the outermost resource that has a dynamic anchor counts
+            if not all(any(name in r.dynamic for r in scope) for name in schema.resource.dynamic):
                 scope = (*scope, schema.resource)
         else:
             scope = ()
@@ -154,10 +163,17 @@ class Normalizer:
         if isinstance(known, Shape):
             return known
         if known is None:
-            schema = term.args[0] if term.kind == "leaf" else None
-            raise InvalidSchema(schema.path if schema else "", "$ref", "leads back to itself")
+            raise Circular(term)
         self._shapes[term] = None
         limits.check()
+        try:
+            shape = self._shapes[term] = self._shape(term)
+        except BaseException:
+            del self._shapes[term]
+            raise
+        return shape
+
+    def _shape(self, term: Term) -> Shape:
         kind = term.kind
         if kind == "true":
             shape = ANY
@@ -178,7 +194,6 @@ class Normalizer:
                     shape = self.join(shape, other)
                 else:
                     shape = self.meet(shape, other, part.args[0] if part.kind == "leaf" else None, "allOf")
-        self._shapes[term] = shape
         return shape
 
     def _constant(self, value: Any) -> Shape:
@@ -211,9 +226,9 @@ class Normalizer:
     # Algebra
 
     def join(self, a: Shape, b: Shape) -> Shape:
-        if a is EMPTY or b is ANY:
+        if a is EMPTY or (b is ANY and not self.tracking):
             return b
-        if b is EMPTY or a is ANY:
+        if b is EMPTY or (a is ANY and not self.tracking):
             return a
         return Shape(
             a.null or b.null,
@@ -839,7 +854,11 @@ class Normalizer:
             return False
         known = self._disjoint.get((a, b))
         if known is None:
-            known = self._disjoint[a, b] = self._apart(self.shape(a), self.shape(b), depth - 1)
+            try:
+                known = self._apart(self.shape(a), self.shape(b), depth - 1)
+            except Circular:  # asked while one of the two is being made
+                return False
+            self._disjoint[a, b] = known
         return known
 
     def _arrays_apart(self, a: ArrayShape, b: ArrayShape, depth: int) -> bool:

@@ -238,7 +238,8 @@ def _dependencies(validator: Any, dependencies: Any, instance: Any, schema: Any)
 def _unevaluated_properties(validator: Any, subschema: Any, instance: Any, schema: Any) -> Errors:
     if not isinstance(instance, dict):
         return
-    seen = _evaluated_names(validator, instance, schema)
+    beside = {keyword: value for keyword, value in schema.items() if keyword != "unevaluatedProperties"}
+    seen = _evaluated_names(validator, instance, beside)
     for name, value in instance.items():
         if name not in seen:
             for _ in validator.descend(value, subschema, path=name):
