@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from . import automata, textsets
 from .automata import DFA
+from .formats import FORMATS, format_dfa
 from .limits import LimitExceeded
 from .numbersets import NumberSet
 from .pattern import pattern_dfa
@@ -14,12 +15,8 @@ from .shapes import FALSE, ObjectShape, Term
 from .textsets import TextSet
 
 try:
-    from .formats import format_dfa
     from .numbers import number_dfa
-except ImportError:  # until these modules land
-
-    def format_dfa(name: str) -> DFA | None:  # type: ignore[misc]
-        return None
+except ImportError:  # until this module lands
 
     def number_dfa(**bounds: object) -> DFA | None:  # type: ignore[misc]
         return None
@@ -43,7 +40,7 @@ def simple_pattern(pattern: str) -> TextSet | None:
 
 def is_format(name: str) -> bool:
     """Whether the format is one that is asserted; all others are annotations."""
-    return format_dfa(name) is not None
+    return name in FORMATS
 
 
 def atom_automaton(atom: TextSet) -> DFA:
@@ -89,7 +86,7 @@ def language(s: TextSet, normal: Normalizer, widen: bool = True) -> DFA | None:
                 if kind == "or":
                     return None
         return out
-    return normal.automaton(s)
+    return normal.automaton(s, widen)
 
 
 def split_length(s: TextSet) -> tuple[TextSet, int, int | None]:

@@ -11,10 +11,12 @@ from itertools import combinations
 from typing import Any
 
 from . import atoms, limits, numbersets, textsets
+from .automata import DFA
 from .errors import InvalidSchema
+from .formats import INEXACT, format_accepts
 from .limits import LimitExceeded
 from .numbersets import NumberSet
-from .pattern import InvalidPattern, UnsupportedPattern
+from .pattern import InvalidPattern, UnsupportedPattern, pattern_accepts
 from .schema import TYPES, Document, Schema, escape, is_number
 from .shapes import (
     ANY,
@@ -126,12 +128,30 @@ class Normalizer:
         return atoms.name_classes(shape, self)
 
     def _judge(self, atom: TextSet, text: str, widen: bool) -> bool:
-        automaton = self.automaton(atom)
-        return widen if automaton is None else automaton.accepts(text)
-
-    def automaton(self, atom: TextSet) -> Any | None:
-        """The automaton of a pattern or format atom; None, and a check, where there is none within the limits."""
         try:
+            return format_accepts(atom[1], text) if atom[0] == "format" else pattern_accepts(atom[1], text)
+        except (LimitExceeded, UnsupportedPattern) as error:
+            if isinstance(error, LimitExceeded) and error.limit == "seconds":
+                raise
+        except InvalidPattern as error:
+            raise self._invalid(atom, error) from None
+        self.widened(atom)
+        return widen
+
+    def _invalid(self, atom: TextSet, error: InvalidPattern) -> InvalidSchema:
+        path, keyword = self.sources.get(atom, ("", "pattern"))
+        return InvalidSchema(path, keyword, str(error))
+
+    def automaton(self, atom: TextSet, widen: bool = True) -> DFA | None:
+        """The automaton of an atom; None, and a check, where there is none within the limits.
+
+        `widen`: it may be larger than the atom's set, else smaller.
+        """
+        try:
+            if atom[0] == "format" and atom[1] in INEXACT:
+                self.widened(atom)
+                if not widen:
+                    return None
             return atoms.atom_automaton(atom)
         except LimitExceeded as error:
             if error.limit == "seconds":
@@ -139,8 +159,7 @@ class Normalizer:
         except UnsupportedPattern:
             pass
         except InvalidPattern as error:
-            path, keyword = self.sources.get(atom, ("", "pattern"))
-            raise InvalidSchema(path, keyword, str(error)) from None
+            raise self._invalid(atom, error) from None
         self.widened(atom)
         return None
 

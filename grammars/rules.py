@@ -72,44 +72,53 @@ def repeat(grammar: Grammar, item: Item, least: int, most: int | None) -> Sequen
 
     A block is a rule of REPEAT copies, so the number of rules grows with count / REPEAT. Derivations stay unambiguous.
     """
-    size = limits.REPEAT
     if most is not None and most < least:
         raise ValueError("most < least")
     if most == least == 1:
         return (item,)
-    out: list[Item] = []
-    if least > size or (most is not None and most - least > size):
-        block = grammar.add(((Repeat(item, size, size),),), "b")
-        blocks, rest = divmod(least, size)
-        while blocks > size:  # counts of a million and more: blocks of blocks
-            block_of_blocks = grammar.add(((Repeat(block, size, size),),), "b")
-            many, blocks = divmod(blocks, size)
-            out.append(Repeat(block_of_blocks, many, many))
-        if blocks:
-            out.append(Repeat(block, blocks, blocks))
-        if rest:
-            out.append(Repeat(item, rest, rest))
-        if most is None:
-            out.append(Repeat(item, 0, None))
-        elif most > least:
-            out.append(_up_to(grammar, item, block, most - least))
-        return tuple(out)
     if most == 0:
         return ()
-    return (Repeat(item, least, most),)
+    if least <= limits.REPEAT and (most is None or most <= limits.REPEAT):
+        return (Repeat(item, least, most),)
+    block = grammar.add(((Repeat(item, _BLOCK, _BLOCK),),), "b")
+    out: list[Item] = []
+    blocks, rest = divmod(least, _BLOCK)
+    whole = block
+    while blocks > limits.REPEAT:  # blocks of blocks
+        blocks, less = divmod(blocks, _BLOCK)
+        if less:
+            out.append(Repeat(whole, less, less))
+        whole = grammar.add(((Repeat(whole, _BLOCK, _BLOCK),),), "b")
+    if blocks:
+        out.append(Repeat(whole, blocks, blocks))
+    if rest:
+        out.append(Repeat(item, rest, rest))
+    if most is None:
+        out.append(Repeat(item, 0, None))
+    elif most - least <= limits.REPEAT:
+        out.append(Repeat(item, 0, most - least))
+    else:
+        out.append(_up_to(grammar, item, block, most - least))
+    return tuple(out)
+
+
+_BLOCK = 256
 
 
 def _up_to(grammar: Grammar, item: Item, block: Ref, most: int) -> Item:
     """0 to `most` times `item`: as many whole blocks as there are, then less than a block."""
-    size = limits.REPEAT
-    blocks, rest = divmod(most, size)
-    if blocks > 100 * size:
+    blocks, rest = divmod(most, _BLOCK)
+    if blocks > _LADDER:
         raise LimitExceeded("repeat")
-    tail: Item = Repeat(item, 0, rest) if rest else Lit("")
+    less = grammar.add(((Repeat(item, 0, _BLOCK - 1),),), "t")
+    below: Sequence = (Repeat(item, 0, rest),) if rest else ()
     for _ in range(blocks):
-        tail = grammar.add(((block, tail) if tail != Lit("") else (block,), (Repeat(item, 0, size - 1),)), "u")
-    return tail
+        below = (grammar.add(((block, *below), (less,)), "u"),)
+    return below[0]
 
+
+_LADDER = 4_096
+"""Blocks of one upper bound: counts up to about a million."""
 
 _ESCAPES = {ord('"'): '\\"', ord("\\"): "\\\\", 10: "\\n", 13: "\\r", 9: "\\t"}
 _LITERAL = {n: f"\\x{n:02x}" for n in (*range(32), 127)} | _ESCAPES

@@ -10,6 +10,7 @@ from typing import Any
 
 from . import limits
 from .errors import InvalidInstance, UnsupportedSchema, InvalidSchema
+from .formats import format_accepts
 from .limits import LimitExceeded
 from .pattern import InvalidPattern, UnsupportedPattern, pattern_accepts
 from .schema import escape, is_number
@@ -206,12 +207,8 @@ def _const(validator: Any, value: Any, instance: Any, schema: Any) -> Errors:
 
 
 def _format(validator: Any, name: str, instance: Any, schema: Any) -> Errors:
-    from .atoms import format_dfa
-
-    if isinstance(instance, str):
-        automaton = format_dfa(name)
-        if automaton is not None and not automaton.accepts(instance):
-            yield _error("format")
+    if isinstance(instance, str) and not format_accepts(name, instance):
+        yield _error("format")
 
 
 def _content_encoding(validator: Any, encoding: str, instance: Any, schema: Any) -> Errors:
