@@ -18,10 +18,11 @@ from server.config import LOOPBACK_HOSTS, Config
 from server.engine import Engine
 from server.http.guard import Guard
 from server.http.nap import Nap
+from server.http.owner import Owner
 from server.models import fetch
 from server.runtime import Runtime
 from server.runtime.runtime import log_unexpected
-from server.state import TokenStore, default_state_dir
+from server.state import TokenStore, default_state_dir, owner_token
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ def create_app(
 
     app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     app.router.routes.extend(Nap(runtime, tokens).routes())
+    app.router.routes.extend(Owner(runtime, tokens, owner_token(tokens.directory)).routes())
     app.add_exception_handler(HTTPException, _http_error)
     app.add_middleware(
         Guard, hosts=(*config.server.allowed_hosts, *_own_name(host)), origins=config.server.allowed_origins

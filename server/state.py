@@ -66,7 +66,7 @@ class TokenStore:
     """
 
     def __init__(self, directory: Path, *, on_revoked: Callable[[str], None] | None = None) -> None:
-        self._directory = directory
+        self.directory = directory
         self._path = directory / "tokens.json"
         self._stamp: tuple[int, int, int] | None = None
         self._tokens: tuple[TokenPolicy, ...] = ()
@@ -131,7 +131,7 @@ class TokenStore:
     @contextmanager
     def _changing(self) -> Iterator[Tokens]:
         """The tokens as the file has them now, written back afterwards; one process at a time."""
-        with open_private(self._directory / "tokens.lock", os.O_RDWR | os.O_CREAT) as lock:
+        with open_private(self.directory / "tokens.lock", os.O_RDWR | os.O_CREAT) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             tokens = [*self._read()]
             yield tokens

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +85,22 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
             raise _too_large(limit)
         if not message.get("more_body", False):
             return bytes(body)
+
+
+@contextmanager
+def watching(receive: Receive, leave: Callable[[], object]) -> Iterator[None]:
+    """Calls `leave` once the client has closed its connection."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        leave()
+
+    task = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
 
 
 def _too_large(limit: int) -> Refused:

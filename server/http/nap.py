@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from starlette.routing import Route
@@ -22,6 +20,7 @@ from server.http.asgi import (
     read_body,
     respond,
     respond_json,
+    watching,
 )
 from server.http.callers import authenticate
 from server.runtime import Caller, LiveGeneration, Runtime
@@ -128,7 +127,7 @@ class Nap:
             gone = True
             task.cancel()
 
-        with _watching(receive, leave):
+        with watching(receive, leave):
             try:
                 result = await self._result(caller, envelope)
             except asyncio.CancelledError:
@@ -161,7 +160,7 @@ class Nap:
             if streamed:
                 await _Stream(live, receive, send).run()
             else:
-                with _watching(receive, live.abandon):
+                with watching(receive, live.abandon):
                     await live.result()
                 await respond_json(send, _result(live))
         finally:
@@ -229,22 +228,6 @@ class _Stream:
             if message["type"] == "http.disconnect":
                 self._live.abandon()
                 return
-
-
-@contextmanager
-def _watching(receive: Receive, leave: Callable[[], object]) -> Iterator[None]:
-    """Calls `leave` once the client has closed its connection."""
-
-    async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        leave()
-
-    task = asyncio.create_task(watch())
-    try:
-        yield
-    finally:
-        task.cancel()
 
 
 def _result(live: LiveGeneration) -> dict[str, Any]:

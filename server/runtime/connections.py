@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +37,7 @@ class Connection:
         chat: ChatService,
         start_engine: StartEngine,
         fetch_file: FetchFile,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.config = config
         self.enabled = True
@@ -45,12 +46,17 @@ class Connection:
         self._chat = chat
         self._start_engine = start_engine
         self._fetch_file = fetch_file
+        self._changed = changed
         self._path: Path | None = None
         self._stamp: Stamp | None = None
         self._capabilities: Capabilities | None = None
         self._loading: asyncio.Task[ModelEngine] | None = None
         self.loaded: ModelEngine | None = None
         self._retired: set[asyncio.Task[None]] = set()
+
+    @property
+    def loading(self) -> bool:
+        return self._loading is not None
 
     @property
     def key(self) -> str:
@@ -98,6 +104,7 @@ class Connection:
             return self.loaded
         if self._loading is None:
             self._loading = asyncio.create_task(self._load())
+            self._changed()
         loading = self._loading
         # A caller that gives up does not take the model from the others.
         await asyncio.wait((loading,))
@@ -113,6 +120,7 @@ class Connection:
         if self._loading is not None:
             self._retire(_abandon(self._loading))
             self._loading = None
+        self._changed()
 
     async def close(self) -> None:
         self.unload()
@@ -127,10 +135,12 @@ class Connection:
             log.warning("connection %s: the model does not load: %s", self.key, error.reason)
             raise WireError("provider-error", f"the connection's model cannot be loaded: {error.reason}") from None
         finally:
-            mine = self._loading is task
-            if mine:
+            # An unload in between has taken the task over, and closes what it makes.
+            current = self._loading is task
+            if current:
                 self._loading = None
-        if mine:
+                self._changed()
+        if current:
             self.loaded = engine
         return engine
 

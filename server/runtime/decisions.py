@@ -54,6 +54,8 @@ class ConsentDecision:
     disclosure: Disclosure
     request: GenerationRequest = field(repr=False)
     """The content itself, for the owner alone and on demand."""
+    expires: float
+    """When the deadline takes the question back, in seconds since the epoch."""
     kind: Literal["consent"] = "consent"
     id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     created: float = field(default_factory=time.time)
@@ -68,6 +70,7 @@ class SelectionDecision:
     requirements: Requirements
     choices: tuple[str, ...]
     """Keys of the connections that meet the requirements."""
+    expires: float
     kind: Literal["selection"] = "selection"
     id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     created: float = field(default_factory=time.time)

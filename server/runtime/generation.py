@@ -31,16 +31,20 @@ class LiveGeneration:
     waits for `result` alone. A consumer that goes away calls `abandon`.
     """
 
-    def __init__(self, caller: Caller, id: str, request: GenerationRequest) -> None:
+    def __init__(self, caller: Caller, id: str, request: GenerationRequest, number: int) -> None:
         self.caller = caller
         self.id = id
         self.request = request
+        self.number = number
+        """The runtime's own name for it: its job with the engine, and what the owner sees."""
         self.stage: Stage = "preparing"
         self.outcome: Outcome | None = None
         self.connection: str | None = None
         """Key of the connection it uses, once that is known."""
         self.output_tokens = 0
         self.created = time.time()
+        self.first_token: float | None = None
+        """When the engine's first text came, in seconds since the epoch."""
         self.task: asyncio.Task[None] | None = None
         self.timer: Timer | None = None
         self.on_settled: list[Callable[[], None]] = []

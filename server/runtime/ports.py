@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 from server.chat import Capabilities, Conversation, ParserSpec, Prepared
 from server.chat.events import BlockEvent
 from server.config import Source
-from server.engine.messages import Event, Job, ModelInfo, ModelSpec
+from server.engine.messages import EngineStats, Event, Job, ModelInfo, ModelSpec
 from server.wire.records import Tool
 
 
@@ -44,6 +44,16 @@ class ModelEngine(Protocol):
 
     @property
     def info(self) -> ModelInfo: ...
+
+    @property
+    def alive(self) -> bool:
+        """Whether its worker is there; it comes back by itself."""
+        ...
+
+    @property
+    def pid(self) -> int: ...
+
+    def stats(self) -> EngineStats: ...
 
     def generate(self, job: Job) -> Events: ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
@@ -15,6 +16,7 @@ from server.chat import Capabilities, Conversation, MalformedOutput, Prepared
 from server.chat.events import BlockEnd, BlockStart
 from server.config import Config
 from server.engine.messages import Done, Failed, Job, Text
+from server.runtime.changes import Changes
 from server.runtime.clock import Clock, LoopClock
 from server.runtime.connections import Connection, meets
 from server.runtime.decisions import ConsentDecision, Decisions, Disclosure, SelectionDecision, count_disclosed
@@ -62,19 +64,27 @@ class Runtime:
         self.config = config
         self.limits = config.server.limits
         self.clock: Clock = clock or LoopClock()
+        self.changes = Changes()
         self.connections = tuple(
-            Connection(each, queue=self.limits.queue, chat=chat, start_engine=start_engine, fetch_file=fetch_file)
+            Connection(
+                each,
+                queue=self.limits.queue,
+                chat=chat,
+                start_engine=start_engine,
+                fetch_file=fetch_file,
+                changed=self.changes.notify,
+            )
             for each in config.connections
         )
         self.handles = Handles()
-        self.decisions = Decisions()
+        self.decisions = Decisions(self.changes.notify)
         self._chat = chat
         self._make_parser = make_parser
-        self._route = f"llama.cpp on {machine}" if machine else "llama.cpp on this machine"
+        self.route = f"llama.cpp on {machine}" if machine else "llama.cpp on this machine"
         self._rate = Rate(self.limits.requests_per_minute)
         self._live: dict[Endpoint, dict[str, LiveGeneration]] = {}
         self._choosing: dict[asyncio.Future[str | None], Endpoint] = {}
-        self._job_ids = itertools.count(1)
+        self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -89,7 +99,9 @@ class Runtime:
         connection, capabilities = (
             able[0] if caller.select == "default" else await self._choose(caller, able, requirements)
         )
-        return self._model(self.handles.issue(caller.endpoint, connection), connection, capabilities)
+        handle = self.handles.issue(caller.endpoint, connection)
+        self.changes.notify()
+        return self._model(handle, connection, capabilities)
 
     async def describe(self, caller: Caller, handle: str) -> Model:
         """Raises `selection-expired`."""
@@ -108,12 +120,13 @@ class Runtime:
             raise WireError("quota-exceeded", "too many generations of this endpoint are active", reason="concurrency")
         if sum(map(len, self._live.values())) >= self.limits.concurrent or self._closed:
             raise WireError("quota-exceeded", "too many generations are active", reason="concurrency")
-        live = LiveGeneration(caller, id, request)
+        live = LiveGeneration(caller, id, request, next(self._numbers))
         self._live.setdefault(caller.endpoint, own)[id] = live
         deadline = self.clock.now() + self.config.server.deadline
         live.timer = self.clock.call_later(self.config.server.deadline, lambda: live.settle(_timeout()))
         live.on_settled.append(lambda: self._unregister(live))
         live.task = asyncio.create_task(self._drive(live, deadline))
+        self.changes.notify()
         self._tasks.add(live.task)
         live.task.add_done_callback(self._tasks.discard)
         return live
@@ -128,10 +141,11 @@ class Runtime:
     def end(self, ends: Callable[[Endpoint], bool]) -> None:
         """Cancels all work and ends all handles of the endpoints for which `ends` holds."""
         self.handles.end(ends)
-        for live in [each for each in self.live() if ends(each.endpoint)]:
-            live.settle(WireError("cancelled", "the authorization of this endpoint has ended"))
+        over = WireError("cancelled", "the authorization of this endpoint has ended")
+        self._settle(lambda live: ends(live.endpoint), over)
         for choice in [each for each, endpoint in self._choosing.items() if ends(endpoint)]:
-            choice.set_exception(WireError("cancelled", "the authorization of this endpoint has ended"))
+            _fail(choice, over)
+        self.changes.notify()
 
     def end_endpoint(self, endpoint: Endpoint) -> None:
         self.end(lambda each: each == endpoint)
@@ -142,15 +156,51 @@ class Runtime:
     def end_token(self, token: str) -> None:
         self.end(lambda each: each.token == token)
 
+    def stop(self, number: int) -> bool:
+        """The owner's own cancel. Whether such a generation was active."""
+        return self._settle(
+            lambda live: live.number == number, WireError("cancelled", "the owner stopped this generation")
+        )
+
+    def endpoints(self) -> set[Endpoint]:
+        """Endpoints with handles, work or an open question."""
+        return {*self.handles.endpoints(), *self._live, *self._choosing.values()}
+
     def live(self) -> Iterator[LiveGeneration]:
         for own in self._live.values():
             yield from own.values()
 
+    def _settle(self, which: Callable[[LiveGeneration], bool], outcome: WireError) -> bool:
+        settled = [live.settle(outcome) for live in [*self.live()] if which(live)]
+        return any(settled)
+
+    # --- the owner's hand on the models
+
+    def connection(self, key: str) -> Connection | None:
+        return next((each for each in self.connections if each.key == key), None)
+
+    def unload(self, connection: Connection) -> None:
+        """Gives the model's memory back at once. Its work ends; handles stay and load it again."""
+        self._settle_on(connection, WireError("cancelled", "the owner unloaded the model"))
+        connection.unload()
+
+    def disable(self, connection: Connection) -> None:
+        """Takes the connection away: its work is cancelled and its handles end."""
+        connection.enabled = False
+        connection.expire()
+        self._settle_on(connection, WireError("cancelled", "the owner disabled the connection"))
+
+    def enable(self, connection: Connection) -> None:
+        connection.enabled = True
+        self.changes.notify()
+
+    def _settle_on(self, connection: Connection, outcome: WireError) -> None:
+        self._settle(lambda live: live.connection == connection.key, outcome)
+
     async def close(self) -> None:
         """Ends everything and unloads all models."""
         self._closed = True
-        for live in [*self.live()]:
-            live.settle(WireError("provider-error", "the server is shutting down"))
+        self._settle(lambda _: True, WireError("provider-error", "the server is shutting down"))
         if self._tasks:
             await asyncio.wait(self._tasks)
         await asyncio.gather(*(connection.close() for connection in self.connections))
@@ -178,7 +228,9 @@ class Runtime:
         self, caller: Caller, able: list[tuple[Connection, Capabilities]], requirements: Requirements
     ) -> tuple[Connection, Capabilities]:
         """Asks the owner, for no longer than a generation may take."""
-        decision = SelectionDecision(caller.endpoint, requirements, tuple(connection.key for connection, _ in able))
+        choices = tuple(connection.key for connection, _ in able)
+        expires = time.time() + self.config.server.deadline
+        decision = SelectionDecision(caller.endpoint, requirements, choices, expires)
         self._choosing[decision.answer] = caller.endpoint
         timer = self.clock.call_later(self.config.server.deadline, lambda: _fail(decision.answer, _timeout()))
         try:
@@ -198,7 +250,7 @@ class Runtime:
             handle=handle,
             name=connection.config.name,
             model=connection.config.model,
-            route=self._route,
+            route=self.route,
             images=capabilities.images,
             json=capabilities.json,
             tools=capabilities.tools,
@@ -208,6 +260,7 @@ class Runtime:
     # --- generation
 
     def _unregister(self, live: LiveGeneration) -> None:
+        self.changes.notify()
         own = self._live[live.endpoint]
         del own[live.id]
         if not own:
@@ -248,7 +301,7 @@ class Runtime:
             raise WireError("selection-expired", "the selection has changed; select again")
         live.stage = "submitted"
         job = Job(
-            id=next(self._job_ids),
+            id=live.number,
             tokens=prepared.tokens,
             sampling=connection.config.sampling
             if request.temperature is None
@@ -270,7 +323,12 @@ class Runtime:
         if policy == "ask":
             live.stage = "consent"
             allowed = await self.decisions.consent(
-                ConsentDecision(live.endpoint, self._disclosure(connection, live.request), live.request)
+                ConsentDecision(
+                    live.endpoint,
+                    self._disclosure(connection, live.request),
+                    live.request,
+                    live.created + self.config.server.deadline,
+                )
             )
         if not allowed:
             raise WireError("user-cancelled", "the user did not authorize this generation")
@@ -281,7 +339,7 @@ class Runtime:
             connection=connection.config.name,
             key=connection.key,
             model=connection.config.model,
-            route=self._route,
+            route=self.route,
             charge=NO_CHARGE,
             messages=roles,
             images=images,
@@ -298,7 +356,8 @@ class Runtime:
             async with aclosing(engine.generate(job)) as events:
                 async for event in events:
                     if isinstance(event, Text):
-                        live.stage = "decoding"
+                        if live.first_token is None:
+                            live.stage, live.first_token = "decoding", time.time()
                         live.output_tokens += event.tokens
                         thinking = live.blocks.thinking
                         live.push(parser.feed(event.text))

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 
 from server.app import create_app
 from server.config import ServerConfig
-from server.state import TokenStore
+from server.state import TokenStore, owner_token
 from tests.runtime.doubles import World
 
 
@@ -59,6 +59,8 @@ class Site:
 
     def __init__(self, world: World, tokens: TokenStore, port: int, client: httpx.AsyncClient) -> None:
         self.world, self.tokens, self.port, self.client = world, tokens, port, client
+        headers = {"authorization": f"Bearer {owner_token(tokens.directory)}"}
+        self.owner = httpx.AsyncClient(base_url=client.base_url, headers=headers, timeout=20, verify=False)
 
     async def call(self, envelope: dict[str, Any], **headers: str) -> dict[str, Any]:
         response = await self.client.post("/nap/llm", json=envelope, headers=names(headers))
@@ -120,7 +122,9 @@ async def site_of(directory: Path, server: ServerConfig | None = None, **options
         async with httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=20, verify=False
         ) as client:
-            yield Site(world, tokens, port, client)
+            site = Site(world, tokens, port, client)
+            yield site
+            await site.owner.aclose()
 
 
 @pytest_asyncio.fixture

@@ -274,7 +274,7 @@ async def test_the_shells_consent_is_a_header_that_counts_only_for_its_policy(si
 async def test_a_token_revoked_outside_ends_its_work_without_a_restart(site: Site) -> None:
     from server.state import TokenStore
 
-    outside = TokenStore(site.tokens._directory)
+    outside = TokenStore(site.tokens.directory)
     token = outside.create("other", consent="always")
     bearer = f"Bearer {token}"
     call = asyncio.create_task(

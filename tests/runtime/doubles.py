@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from array import array
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any
 from server.chat import Capabilities, Conversation, Prepared
 from server.chat.events import BlockDelta, BlockEnd, BlockEvent, BlockStart
 from server.config import Config, ConnectionConfig, Limits, ServerConfig, Source
-from server.engine.messages import Done, Event, Failed, Job, ModelInfo, ModelSpec, Text
+from server.engine.messages import Done, EngineStats, Event, Failed, Job, ModelInfo, ModelSpec, Text
 from server.runtime import Caller, Endpoint, Runtime
 from server.wire.records import GenerationRequest, Message, TextPart, Tool, WireError
 
@@ -107,7 +108,12 @@ class EngineDouble:
         self.info = ModelInfo(architecture="double", context_length=context_length, slots=8, vocabulary=10)
         self.runs: list[Run] = []
         self.closed = False
+        self.alive = True
+        self.pid = os.getpid()
         self._arrived = asyncio.Condition()
+
+    def stats(self) -> EngineStats:
+        return EngineStats(len(self.runs), 0, 0, 0, 0, 0)
 
     async def generate(self, job: Job) -> AsyncGenerator[Event, None]:
         run = Run(job)
