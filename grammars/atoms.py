@@ -9,18 +9,11 @@ from . import automata, textsets
 from .automata import DFA
 from .formats import FORMATS, format_dfa
 from .limits import LimitExceeded
+from .numbers import number_dfa
 from .numbersets import NumberSet
 from .pattern import pattern_dfa
 from .shapes import FALSE, ObjectShape, Term
 from .textsets import TextSet
-
-try:
-    from .numbers import number_dfa
-except ImportError:  # until this module lands
-
-    def number_dfa(**bounds: object) -> DFA | None:  # type: ignore[misc]
-        return None
-
 
 if TYPE_CHECKING:
     from .normal import Normalizer

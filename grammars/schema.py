@@ -169,7 +169,7 @@ class Document:
             if depth > limits.DEPTH:
                 raise LimitExceeded("depth")
             draft = resource.draft
-            identifier = node.get("$id") or (node.get("id") if draft <= 4 else None)
+            identifier = node.get("id" if draft <= 4 else "$id")
             if isinstance(identifier, str) and not (draft <= _IGNORED_BESIDE_REF and "$ref" in node):
                 resource = self._identify(node, identifier, path, resource)
             schemas[id(node)] = Schema(node, path, resource)
