@@ -301,6 +301,8 @@ class _Tree(Transformer[Token, Node]):
         options = tuple([item for item in items[1:] if not isinstance(item, Token)])
         assert isinstance(opening, Token)
         part = options[0] if len(options) == 1 else Choice(options)
+        if isinstance(part, Anchor | Look):
+            part = Concat((part,))  # a group may be repeated where an anchor may not
         kind = opening[2:]
         if kind in ("=", "!", "<=", "<!"):
             return Look(kind[0] != "<", kind[-1] == "=", part)
