@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import TypeAlias
 
-from lark import Lark, Token, Transformer, UnexpectedInput
+from lark import Lark, Token, Transformer, UnexpectedInput, UnexpectedToken
 from lark.exceptions import VisitError
 
 from .automata import (
@@ -342,9 +342,9 @@ def parse_pattern(pattern: str, strict: bool = False) -> Node:
     try:
         tree = _parser(strict).parse(text)
     except UnexpectedInput as error:
-        position = (
-            error.pos_in_stream if isinstance(error.pos_in_stream, int) and error.pos_in_stream >= 0 else len(text)
-        )
+        position = error.pos_in_stream
+        if position is None or position < 0 or (isinstance(error, UnexpectedToken) and error.token.type == "$END"):
+            position = len(text)
         raise InvalidPattern(position + skipped, "unexpected character or end") from None
     except VisitError as error:
         if isinstance(error.orig_exc, InvalidPattern):
