@@ -9,7 +9,7 @@ from . import automata, textsets
 from .automata import DFA
 from .formats import FORMATS, format_dfa
 from .limits import LimitExceeded
-from .numbers import number_dfa
+from .numbers import PLAIN, number_dfa
 from .numbersets import NumberSet
 from .pattern import pattern_dfa
 from .shapes import FALSE, ObjectShape, Term
@@ -148,8 +148,11 @@ def name_classes(shape: ObjectShape, normal: Normalizer) -> list[tuple[DFA, Term
 _CLASSES = 64
 
 
-def number_automaton(s: NumberSet) -> DFA | None:
-    """The automaton of the spellings of a set of numbers; None where that exceeds the limits."""
+def number_automaton(s: NumberSet, offered: bool = True) -> DFA | None:
+    """The automaton of the spellings of a set of numbers; None where that exceeds the limits.
+
+    `offered`: as a grammar should let a model write them; else all without exponent, so that complements are exact.
+    """
     kind = s[0]
     if kind in ("all", "range"):
         _, integer, low, low_open, high, high_open, divisors = s if kind == "range" else (0, False, None, 0, None, 0, ())
@@ -160,14 +163,15 @@ def number_automaton(s: NumberSet) -> DFA | None:
             maximum=None if high_open else high,
             exclusive_maximum=high if high_open else None,
             multiple_of=divisors,
+            offered=offered,
         )
     if kind == "finite":
-        parts = [number_dfa(integer=False, minimum=value, maximum=value) for value in s[1]]
+        parts = [number_dfa(minimum=value, maximum=value) for value in s[1]]
     elif kind == "not":
-        inner, whole = number_automaton(s[1]), number_dfa(integer=False)
-        return None if inner is None or whole is None else automata.difference(whole, inner)
+        inner = number_automaton(s[1], False)
+        return None if inner is None else automata.difference(PLAIN, inner)
     else:
-        parts = [number_automaton(part) for part in s[1]]
+        parts = [number_automaton(part, offered and kind == "or" and part[0] == "range") for part in s[1]]
     out: DFA | None = None
     for part in parts:
         if part is None:

@@ -6,6 +6,7 @@ rule, a set of characters, or a repetition of one item.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from . import limits
@@ -136,16 +137,13 @@ def _class_char(code: int) -> str:
 
 
 def _item(item: Item, prefix: str) -> str:
-    if isinstance(item, Lit):
-        return f'"{item.text.translate(_LITERAL)}"'
-    if isinstance(item, Ref):
-        return prefix + item.name
-    if isinstance(item, Chars):
-        parts = [
-            _class_char(lo) if lo == hi else f"{_class_char(lo)}-{_class_char(hi)}" for lo, hi in _characters(item.ranges)
-        ]
-        return f"[{''.join(parts)}]"
-    body = _item(item.item, prefix)
+    kind = type(item)
+    if kind is Ref:
+        return prefix + item.name  # type: ignore[union-attr]
+    if kind is Chars:
+        return _chars(item.ranges)  # type: ignore[union-attr]
+    assert isinstance(item, Repeat)
+    body = _item(item.item, prefix) if type(item.item) is not Lit else f'"{item.item.text.translate(_LITERAL)}"'
     if item.max is None:
         return body + ("*" if item.min == 0 else "+" if item.min == 1 else f"{{{item.min},}}")
     if item.min == 0 and item.max == 1:
@@ -153,6 +151,12 @@ def _item(item: Item, prefix: str) -> str:
     if item.min == item.max:
         return f"{body}{{{item.min}}}"
     return f"{body}{{{item.min},{item.max}}}"
+
+
+@lru_cache(16_384)
+def _chars(ranges: tuple[tuple[int, int], ...]) -> str:
+    parts = [_class_char(lo) if lo == hi else f"{_class_char(lo)}-{_class_char(hi)}" for lo, hi in _characters(ranges)]
+    return f"[{''.join(parts)}]"
 
 
 def _characters(ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
@@ -170,15 +174,31 @@ def _characters(ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
 
 
 def gbnf(rules: dict[str, Rule], prefix: str = "") -> str:
-    """The rules as GBNF text, one a line, every name prefixed."""
+    """The rules as GBNF text, one a line, every name prefixed; neighbouring literals are joined."""
     lines = []
+    size = 0
     for name, rule in rules.items():
-        alternatives = [" ".join([_item(item, prefix) for item in sequence]) or '""' for sequence in rule]
-        lines.append(f"{prefix}{name} ::= {' | '.join(alternatives)}\n")
-    text = "".join(lines)
-    if len(text) > limits.GRAMMAR:
-        raise LimitExceeded("grammar")
-    return text
+        alternatives = []
+        for sequence in rule:
+            parts: list[str] = []
+            text = ""
+            for item in sequence:
+                if type(item) is Lit:
+                    text += item.text
+                    continue
+                if text:
+                    parts.append(f'"{text.translate(_LITERAL)}"')
+                    text = ""
+                parts.append(_item(item, prefix))
+            if text or not parts:
+                parts.append(f'"{text.translate(_LITERAL)}"')
+            alternatives.append(" ".join(parts))
+        line = f"{prefix}{name} ::= {' | '.join(alternatives)}\n"
+        size += len(line)
+        if size > limits.GRAMMAR:
+            raise LimitExceeded("grammar")
+        lines.append(line)
+    return "".join(lines)
 
 
 NOTHING: Sequence = (Chars(()),)
@@ -186,84 +206,67 @@ NOTHING: Sequence = (Chars(()),)
 
 
 def cleaned(rules: dict[str, Rule], root: str = "root") -> tuple[dict[str, Rule], bool]:
-    """Without alternatives that can never be completed and rules that are never reached; neighbouring literals joined.
+    """Without alternatives that can never be completed, and then without rules that are never reached.
 
     Second: whether the root accepts anything. A root that does not becomes `NOTHING`.
     """
-    missing: dict[str, list[int]] = {}  # rule -> alternatives (by number) that wait for it
-    waiting: list[int] = []
-    owner: list[str] = []
-    alternatives: list[Sequence] = []
-    productive: set[str] = set()
-    ready: list[str] = []
-    dead_count = 0
-    for name, rule in rules.items():
-        for sequence in rule:
-            names = {found for item in sequence if (found := _needed(item)) is not None}
-            number = len(waiting)
-            waiting.append(len(names))
-            owner.append(name)
-            alternatives.append(sequence)
-            for needed in names:
-                missing.setdefault(needed, []).append(number)
-            if not names and name not in productive:
-                productive.add(name)
-                ready.append(name)
-    while ready:
-        for number in missing.get(ready.pop(), ()):
-            waiting[number] -= 1
-            if not waiting[number] and owner[number] not in productive:
-                productive.add(owner[number])
-                ready.append(owner[number])
+    productive = _productive(rules)
+    if len(productive) == len(rules):
+        return rules, True
     if root not in productive:
         return {root: (NOTHING,)}, False
-    kept: dict[str, list[Sequence]] = {}
-    for number, sequence in enumerate(alternatives):
-        if waiting[number] == 0:
-            kept.setdefault(owner[number], []).append(sequence)
-        else:
-            dead_count += 1
     out: dict[str, Rule] = {}
     todo = [root]
     seen = {root}
     while todo:
         name = todo.pop()
-        rule = tuple(dict.fromkeys([_joined(sequence) for sequence in kept[name]]))
-        out[name] = rule
+        out[name] = rule = tuple([sequence for sequence in rules[name] if _completes(sequence, productive)])
         for sequence in rule:
             for item in sequence:
-                found = _referred(item)
-                if found is not None and found not in seen:
-                    seen.add(found)
-                    todo.append(found)
-    return out, True
+                while type(item) is Repeat:
+                    item = item.item
+                if type(item) is Ref and item.name in productive and item.name not in seen:
+                    seen.add(item.name)
+                    todo.append(item.name)
+    return {
+        name: tuple([tuple([i for i in sequence if not _idle(i, productive)]) for sequence in rule])
+        for name, rule in out.items()
+    }, True
 
 
-def _referred(item: Item) -> str | None:
-    while isinstance(item, Repeat):
-        item = item.item
-    return item.name if isinstance(item, Ref) else None
+def _productive(rules: dict[str, Rule]) -> set[str]:
+    """The rules that accept some text. Rules are mostly defined before those that refer to them, or end soon."""
+    productive: set[str] = set()
+    waiting = list(rules)
+    waiting.reverse()
+    while waiting:
+        left = []
+        for name in waiting:
+            for sequence in rules[name]:
+                if _completes(sequence, productive):
+                    productive.add(name)
+                    break
+            else:
+                left.append(name)
+        if len(left) == len(waiting):
+            break
+        left.reverse()
+        waiting = left
+    return productive
 
 
-def _needed(item: Item) -> str | None:
-    """The rule that must accept something for the item to."""
-    while isinstance(item, Repeat):
-        if item.min == 0:
-            return None
-        item = item.item
-    return item.name if isinstance(item, Ref) else None
-
-
-def _joined(sequence: Sequence) -> Sequence:
-    if len(sequence) < 2:
-        return sequence
-    out: list[Item] = []
+def _completes(sequence: Sequence, productive: set[str]) -> bool:
     for item in sequence:
-        if isinstance(item, Lit):
-            if not item.text:
-                continue
-            if out and isinstance(out[-1], Lit):
-                out[-1] = Lit(out[-1].text + item.text)
-                continue
-        out.append(item)
-    return tuple(out)
+        kind = type(item)
+        if kind is Ref:
+            if item.name not in productive:  # type: ignore[union-attr]
+                return False
+        elif kind is Repeat and item.min:  # type: ignore[union-attr]
+            if not _completes((item.item,), productive):  # type: ignore[union-attr]
+                return False
+    return True
+
+
+def _idle(item: Item, productive: set[str]) -> bool:
+    """A repetition of something that can never come: only none of it can."""
+    return type(item) is Repeat and not item.min and not _completes((item.item,), productive)

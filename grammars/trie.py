@@ -7,6 +7,7 @@ the positions of one object share all that they have in common, which keeps the 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TypeAlias, Union
 
 from .rules import Chars, Grammar, Lit, Ref, Rule, Sequence
@@ -38,6 +39,8 @@ class TrieWriter:
 
     def __init__(self, grammar: Grammar, quote: str, rest: Sequence | None = None, close: Sequence | None = None) -> None:
         self.grammar, self.quote, self.rest, self.close = grammar, quote, rest, close
+        self._escape: Sequence | None = None if rest is None else (escape_rule(grammar), *rest)
+        self._end: Sequence | None = None if close is None else (Lit(quote), *close)
         self._done: dict[int, Sequence] = {}
         self._keep: list[Node] = []
 
@@ -71,11 +74,13 @@ class TrieWriter:
         return (Lit(text), ref) if text else (ref,)
 
     def _open(self, node: Node) -> Sequence:
-        assert self.rest is not None and self.close is not None
+        assert self.rest is not None and self._escape is not None and self._end is not None
         rule: list[Sequence] = []
-        plain = without(JSON_PLAIN, node)
+        taken = "".join(sorted([piece for piece in node if len(piece) == 1]))
+        plain = without(taken)
         if plain.ranges:
             rule.append((plain, *self.rest))
+        escaped = False
         for piece, below in node.items():
             if piece == END:
                 if below is not None:
@@ -84,16 +89,14 @@ class TrieWriter:
             else:
                 assert isinstance(below, dict)
                 rule.append((Lit(piece), *self.write(below)))
+                escaped = escaped or len(piece) > 1
         if END not in node:
-            rule.append((Lit(self.quote), *self.close))
-        rule.extend(self._escapes(node))
+            rule.append(self._end)
+        if escaped:
+            rule.extend((Lit(spelled), *self.rest) for spelled in JSON_ESCAPES.values() if spelled not in node)
+        else:
+            rule.append(self._escape)
         return (self.grammar.add(tuple(rule), "k"),)
-
-    def _escapes(self, node: Node) -> list[Sequence]:
-        assert self.rest is not None
-        if not any(piece[:1] == "\\" for piece in node):
-            return [(escape_rule(self.grammar), *self.rest)]
-        return [(Lit(spelled), *self.rest) for spelled in JSON_ESCAPES.values() if spelled not in node]
 
 
 def escape_rule(grammar: Grammar) -> Ref:
@@ -107,14 +110,13 @@ def escape_rule(grammar: Grammar) -> Ref:
     return Ref("escape")
 
 
-def without(chars: Chars, node: Node) -> Chars:
-    """The characters that start no name of the tree here."""
-    taken = sorted(ord(piece) for piece in node if len(piece) == 1)
-    if not taken:
-        return chars
+@lru_cache(4096)
+def without(taken: str) -> Chars:
+    """The characters that stand for themselves in a string, without some of them (in ascending order)."""
     out: list[tuple[int, int]] = []
-    for lo, hi in chars.ranges:
-        for code in taken:
+    for lo, hi in JSON_PLAIN.ranges:
+        for char in taken:
+            code = ord(char)
             if lo <= code <= hi:
                 if lo < code:
                     out.append((lo, code - 1))
@@ -122,4 +124,3 @@ def without(chars: Chars, node: Node) -> Chars:
         if lo <= hi:
             out.append((lo, hi))
     return Chars(tuple(out))
-

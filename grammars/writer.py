@@ -39,8 +39,8 @@ class Writer:
 
     def write(self, term: Term) -> Grammar:
         """The grammar of a term; its entry rule is `root`."""
-        entry = self.term(term)
-        self.grammar.define("root", (entry,))
+        self.grammar.define("root", ())
+        self.grammar.define("root", (self.term(term),))
         while self._queue:
             limits.check()
             name, shape = self._queue.popleft()
@@ -140,9 +140,12 @@ class Writer:
         if "number" not in self.grammar.rules:
             whole = self.integer()
             some = Repeat(_DIGITS, 1, None)
-            exponent = self.grammar.define(
-                "exponent", ((Chars(((0x45, 0x45), (0x65, 0x65))), Repeat(Chars(((0x2B, 0x2B), (0x2D, 0x2D))), 0, 1), some),)
+            sign = Chars(((0x2B, 0x2B), (0x2D, 0x2D)))
+            # below 300, so that no reader of doubles finds an infinite number
+            digits = self.grammar.define(
+                "power", ((Chars(((0x31, 0x32),)), Repeat(_DIGITS, 0, 2)), (Chars(((0x33, 0x39),)), Repeat(_DIGITS, 0, 1)), (Lit("0"), _DIGITS))
             )
+            exponent = self.grammar.define("exponent", ((Chars(((0x45, 0x45), (0x65, 0x65))), Repeat(sign, 0, 1), digits),))
             fraction = self.grammar.define("fraction", ((Lit("."), some),))
             self.grammar.define("number", ((whole, Repeat(fraction, 0, 1), Repeat(exponent, 0, 1)),))
         return Ref("number")
