@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from server.chat import HelperPool, make_parser
 from server.config import LOOPBACK_HOSTS, Config
 from server.engine import Engine
+from server.http.console import Console
 from server.http.guard import Guard
 from server.http.nap import Nap
 from server.http.owner import Owner
@@ -37,15 +38,15 @@ def create_app(
     tokens: TokenStore | None = None,
     state: Path | None = None,
     host: str = "127.0.0.1",
+    helpers: HelperPool | None = None,
 ) -> FastAPI:
     """The application. `host` is the address it will listen on; beyond loopback, selections name this machine.
 
-    Without `runtime`, helper processes and engines are started and ended with the application. Raises StateError where
-    the state directory cannot be used.
+    Without `runtime`, helper processes and engines are started and ended with the application; so are `helpers` that
+    are given. Raises StateError where the state directory cannot be used.
     """
-    helpers = None
     if runtime is None:
-        helpers = HelperPool()
+        helpers = helpers or HelperPool()
         runtime = Runtime(
             config,
             chat=helpers,
@@ -72,7 +73,8 @@ def create_app(
 
     app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     app.router.routes.extend(Nap(runtime, tokens).routes())
-    app.router.routes.extend(Owner(runtime, tokens, owner_token(tokens.directory)).routes())
+    owner = Owner(runtime, tokens, owner_token(tokens.directory))
+    app.router.routes.extend([*owner.routes(), *Console(owner, helpers).routes()])
     app.add_exception_handler(HTTPException, _http_error)
     app.add_middleware(
         Guard, hosts=(*config.server.allowed_hosts, *_own_name(host)), origins=config.server.allowed_origins

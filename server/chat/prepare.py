@@ -11,7 +11,7 @@ from typing import Any
 
 from grammars import Compiled, InvalidInstance, InvalidSchema, UnsupportedSchema, compile_schema
 from server.chat.constraint import constraint
-from server.chat.conversation import Capabilities, Conversation, Prepared
+from server.chat.conversation import Capabilities, Conversation, Grammar, Prepared
 from server.chat.formats import recognise
 from server.chat.parser import ParserSpec
 from server.chat.probe import Traits, probe
@@ -104,6 +104,19 @@ def compiled(tool: Tool) -> Compiled:
 
 def _compile(schema: Mapping[str, Any]) -> Compiled:
     return compile_schema(schema, style="spaced")
+
+
+def grammar(schema: Mapping[str, Any]) -> Grammar:
+    """What the sampler obeys while it writes arguments of this schema, for a person to read. Raises WireError."""
+    try:
+        compiled = _compile(schema)
+    except UnsupportedSchema as error:
+        raise WireError("unsupported", str(error), path=error.path, keyword=error.keyword) from None
+    except InvalidSchema as error:
+        raise WireError("invalid-request", str(error), path=error.path, keyword=error.keyword) from None
+    if not compiled.satisfiable:
+        raise WireError("unsupported", "no value satisfies this schema")
+    return Grammar(compiled.gbnf, tuple((check.path, check.keyword) for check in compiled.checks))
 
 
 def validate(tool: Tool, arguments: Mapping[str, Any]) -> None:

@@ -60,23 +60,25 @@ class Owner:
 
     def routes(self) -> list[Route]:
         return [
-            self._route("GET", "/owner/state", self.state),
+            self.route("GET", "/owner/state", self.state),
             Route("/owner/events", Asgi(self.events), methods=["GET"]),
-            self._route("GET", "/owner/consents/{id}", self.disclosed),
-            self._route("POST", "/owner/consents/{id}", self.consent),
-            self._route("POST", "/owner/selections/{id}", self.selection),
-            self._route("POST", "/owner/generations/{number:int}/stop", self.stop),
-            self._route("POST", "/owner/tokens", self.create_token),
-            self._route("DELETE", "/owner/tokens/{name}", self.revoke_token),
-            self._route("POST", "/owner/endpoints/{id}/revoke", self.revoke_endpoint),
-            self._route("POST", "/owner/account", self.end_account),
-            self._route("POST", "/owner/models/{key}/load", self.load),
-            self._route("POST", "/owner/models/{key}/unload", self.unload),
-            self._route("POST", "/owner/models/{key}/disable", self.disable),
-            self._route("POST", "/owner/models/{key}/enable", self.enable),
+            self.route("GET", "/owner/consents/{id}", self.disclosed),
+            self.route("POST", "/owner/consents/{id}", self.consent),
+            self.route("POST", "/owner/selections/{id}", self.selection),
+            self.route("POST", "/owner/generations/{number:int}/stop", self.stop),
+            self.route("POST", "/owner/tokens", self.create_token),
+            self.route("DELETE", "/owner/tokens/{name}", self.revoke_token),
+            self.route("POST", "/owner/endpoints/{id}/revoke", self.revoke_endpoint),
+            self.route("POST", "/owner/account", self.end_account),
+            self.route("POST", "/owner/models/{key}/load", self.load),
+            self.route("POST", "/owner/models/{key}/unload", self.unload),
+            self.route("POST", "/owner/models/{key}/disable", self.disable),
+            self.route("POST", "/owner/models/{key}/enable", self.enable),
         ]
 
-    def _route(self, method: str, path: str, answer: Answer) -> Route:
+    def route(self, method: str, path: str, answer: Answer) -> Route:
+        """A route that answers the owner alone, with JSON."""
+
         async def respond_to(scope: Scope, receive: Receive, send: Send) -> None:
             self._authenticate(scope)
             try:
