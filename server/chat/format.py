@@ -1,12 +1,13 @@
 """How a model family writes its answers: the one description from which grammar, parser and recognition come.
 
 An output is free text in which *blocks* stand: thinking, framed text, and calls. A `Format` names their literal
-markers and the slots between them; `constraint` writes GBNF from it and `parser` reads output by it, so that the two
-cannot drift apart. White space in a literal is written as it stands and read leniently.
+markers and the slots between them; `constraint` writes GBNF from it, `parser` reads output by it and `spell` writes
+history by it, so that they cannot drift apart. White space in a literal is written as it stands and read leniently.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -23,6 +24,38 @@ NAME, ID, ARGUMENTS = Slot
 
 
 @dataclass(frozen=True, slots=True)
+class Json:
+    """Arguments as one JSON object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    """One element an argument: `open` key `named` value `close`.
+
+    A string stands raw and ends before `close`; every other value is JSON. `typed`: the element also tells the type
+    of its value, so `named` differs: by JSON type, with "other" for those not listed.
+    """
+
+    open: str
+    named: str
+    close: str
+    typed: tuple[tuple[str, str], ...] = ()
+
+    def after_key(self, kind: str) -> str:
+        """What follows the key of a value of this JSON type."""
+        table = dict(self.typed)
+        return table.get(kind, table.get("other", self.named))
+
+
+Syntax = Json | Tagged
+
+Types = Mapping[str, tuple[str, ...]]
+"""The JSON types each argument may have; they decide how a raw value is decoded. Any type where it is not named."""
+
+ANY_TYPE = ("null", "boolean", "number", "string", "array", "object")
+
+
+@dataclass(frozen=True, slots=True)
 class Calls:
     """`begin` call (`between` call)* `end`; `call` is one call as literals and slots.
 
@@ -34,7 +67,8 @@ class Calls:
     begin: str = ""
     between: str = ""
     end: str = ""
-    id: str = ""
+    syntax: Syntax = Json()
+    id: str = "[a-zA-Z0-9]{9}"
     """What fills the `ID` slot, in GBNF."""
     anchored: bool = False
     most: int = 8
@@ -59,27 +93,45 @@ class Frame:
     json: bool = False
 
 
+THINK = Frame("<think>", "</think>")
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
     """One family's way to write.
 
-    `forced`: models do not know this format; only the grammar makes them write it, framed from the first character on.
-    Where nothing constrains them they write plain text. `noise` are markers that carry nothing.
+    A template is of this format where it, together with a sample of what it renders, contains all strings of one of
+    the `signs` and none of `unlike`. `calls` are spellings of
+    the calls: the first is the one we ask for, the others are what the family's models also write. `forced`: models
+    do not know this format; only the grammar makes them write it, framed from the first character on, and where
+    nothing constrains them they write plain text. `noise` are markers that carry nothing. `next`: what stands between
+    a finished block and the following one. `wants_thinking`: within a loop of tool calls its models expect their own
+    reasoning back, which the wire cannot carry. `ids`: the shape of call ids in a history, with `{name}`, `{index}`
+    (within the conversation) and `{short}` (nine letters and digits); empty: any id will do.
     """
 
     name: str
-    calls: Calls
-    thinking: tuple[Frame, ...] = ()
+    calls: tuple[Calls, ...]
+    signs: tuple[tuple[str, ...], ...] = ()
+    unlike: tuple[str, ...] = ()
+    thinking: Frame | None = None
     text: tuple[Frame, ...] = ()
     forced: bool = False
     noise: tuple[str, ...] = ()
+    next: str = ""
+    lead: str = ""
+    """Where the prompt ends in this text, the output is read as if it began with it."""
+    wants_thinking: bool = False
+    ids: str = ""
 
     @property
     def markers(self) -> frozenset[str]:
         """Every literal by which the format may need a control token."""
-        frames = [text for frame in (*self.thinking, *self.text) for text in (frame.open, frame.close)]
-        parts = [part for part in self.calls.call if isinstance(part, str)]
-        return frozenset(
-            text.strip()
-            for text in (*frames, *self.noise, *parts, self.calls.begin, self.calls.between, self.calls.end)
-        )
+        frames = [*self.text, *([self.thinking] if self.thinking else [])]
+        texts = [text for frame in frames for text in (frame.open, frame.close)] + [*self.noise, self.next, self.lead]
+        for calls in self.calls:
+            texts += [calls.begin, calls.between, calls.end, *(part for part in calls.call if isinstance(part, str))]
+            if isinstance(calls.syntax, Tagged):
+                texts += [calls.syntax.open, calls.syntax.close, calls.syntax.named]
+                texts += [text for _, text in calls.syntax.typed]
+        return frozenset(filter(None, map(str.strip, texts)))

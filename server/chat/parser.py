@@ -7,15 +7,16 @@ Pure Python, for the web process.
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, TypeVar
 
 from server.chat.events import BlockDelta, BlockEnd, BlockEvent, BlockKind, BlockStart
-from server.chat.format import ARGUMENTS, NAME, Calls, Format, Frame, Slot
+from server.chat.format import ANY_TYPE, ARGUMENTS, NAME, Calls, Format, Frame, Slot, Tagged, Types
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
@@ -43,15 +44,15 @@ class ParserSpec:
     """What a parser must know; picklable.
 
     `calls`: "allowed" (the constraint lets the model call), "refused" (a recognised call is a failure) or "ignored"
-    (the output is text whatever it says). `json`: the answer is a JSON object. `thinking_open`: the prompt ends
-    inside thinking.
+    (the output is text whatever it says). `tools`: those that may be called, with the types of their arguments.
+    `json`: the answer is a JSON object. `lead`: what of the prompt's end belongs to the output, an open thinking tag.
     """
 
     format: Format
     calls: Literal["allowed", "refused", "ignored"] = "ignored"
-    tools: frozenset[str] = frozenset()
+    tools: Mapping[str, Types] = field(default_factory=dict)
     json: bool = False
-    thinking_open: bool = False
+    lead: str = ""
 
 
 def new_call_id() -> str:
@@ -73,7 +74,7 @@ class Parser:
     def __init__(self, spec: ParserSpec, new_id: Callable[[], str] = new_call_id) -> None:
         self._spec = spec
         self._new_id = new_id
-        self._buffer = ""
+        self._buffer = spec.lead
         self._at = 0
         self._ended = False
         self._events: list[BlockEvent] = []
@@ -187,6 +188,9 @@ class Parser:
         pattern = _alternatives(tuple(markers))
         while True:
             match = pattern.search(self._buffer, self._at) if markers else None
+            if match and not self._ended and self._may_grow(match.start(), markers):
+                yield
+                continue
             end = match.start() if match else len(self._buffer) - (0 if self._ended else self._partial(markers))
             if end > self._at:
                 emit(self._buffer[self._at : end])
@@ -194,6 +198,11 @@ class Parser:
             if match or self._ended:
                 return match.group() if match else None
             yield
+
+    def _may_grow(self, start: int, markers: Sequence[str]) -> bool:
+        """Whether the marker found here may turn out to be the beginning of a longer one."""
+        text = self._buffer[start : start + max(map(len, markers))]
+        return any(len(marker) > len(text) and marker.startswith(text) for marker in markers)
 
     def _partial(self, markers: Sequence[str]) -> int:
         """How many characters at the end of the buffer may begin a marker."""
@@ -234,13 +243,13 @@ class Parser:
                 return self._buffer[start:end]
             yield from self._more()
 
-    def _recognised(self, parts: Sequence[str | Slot]) -> Steps[bool]:
+    def _recognised(self, parts: Sequence[str | Slot], behind: str = "") -> Steps[bool]:
         """Whether a call stands here, as far as its arguments; reads nothing. Where tools are offered, to one of them.
 
-        What is cut short before that is no call.
+        `behind`: what of it has been read. What is cut short before the arguments is no call.
         """
         while True:
-            seen = _call_stands(self._buffer, self._at, parts, self._spec.tools)
+            seen = _call_stands(behind + self._buffer[self._at :], 0, parts, self._spec.tools)
             if seen is not None or self._ended:
                 return bool(seen)
             yield
@@ -248,30 +257,31 @@ class Parser:
     # The output and its blocks
 
     def _output(self) -> Steps[None]:
-        spec, format, calls = self._spec, self._spec.format, self._spec.format.calls
-        if spec.thinking_open:
-            yield from self._thinking(format.thinking[0])
+        spec, format = self._spec, self._spec.format
+        if spec.lead and format.thinking and spec.lead == format.thinking.open:
+            self._at = len(spec.lead)
+            yield from self._thinking(format.thinking)
         if format.forced and spec.calls == "allowed":
+            if format.thinking and (yield from self._choose([format.thinking.open])) is not None:
+                yield from self._thinking(format.thinking)
             yield from self._framed(format)
             return
-        if (
-            (format.forced or calls.anchored)
-            and spec.calls != "ignored"
-            and (yield from self._recognised(calls.opening))
-        ):
-            if spec.calls == "refused":
-                raise MalformedOutput("a call where none is allowed")
-            self._at = _literal(self._buffer, self._at, str(calls.opening[0])) or self._at
-            yield from self._section(calls)
+        for calls in format.calls if spec.calls != "ignored" else ():
+            if (format.forced or calls.anchored) and (yield from self._recognised(calls.opening)):
+                if spec.calls == "refused":
+                    raise MalformedOutput("a call where none is allowed")
+                yield from self._expect(str(calls.opening[0]))
+                yield from self._section(calls)
         yield from self._free(format)
 
     def _framed(self, format: Format) -> Steps[None]:
         """Calls or one frame of text, and nothing else."""
-        choice = yield from self._choose([format.calls.begin, *(frame.open for frame in format.text)])
+        calls = format.calls[0]
+        choice = yield from self._choose([calls.begin, *(frame.open for frame in format.text)])
         if choice is None:
             yield from self._wrong("the output is neither a call nor an answer of its format")
         elif choice == 0:
-            yield from self._section(format.calls)
+            yield from self._section(calls)
         else:
             self._start("text")
             yield from (self._object() if self._spec.json else self._string())
@@ -283,12 +293,13 @@ class Parser:
 
     def _free(self, format: Format) -> Steps[None]:
         """Text, with blocks in it wherever their markers stand."""
-        spec, calls = self._spec, format.calls
-        thinking = {frame.open: frame for frame in format.thinking}
+        spec = self._spec
+        thinking = {format.thinking.open.strip(): format.thinking} if format.thinking else {}
         text = {} if format.forced else {frame.open: frame for frame in format.text}
-        markers = [*thinking, *text, *format.noise]
-        if spec.calls != "ignored" and not format.forced and not calls.anchored:
-            markers.append(calls.marker)
+        calls = {}
+        if spec.calls != "ignored" and not format.forced:
+            calls = {calls.marker: calls for calls in format.calls if not calls.anchored}
+        markers = [*thinking, *text, *calls, *format.noise]
         while (marker := (yield from self._until(markers, self._say_text))) is not None:
             if marker in thinking:
                 yield from self._thinking(thinking[marker])
@@ -299,8 +310,8 @@ class Parser:
             elif marker in format.noise:
                 self._cut()
             elif spec.calls == "allowed":
-                yield from self._section(calls)
-            elif (yield from self._recognised(calls.opening[1:])):
+                yield from self._section(calls[marker])
+            elif (yield from self._recognised(calls[marker].opening, marker)):
                 raise MalformedOutput("a call where none is allowed")
             else:
                 self._say_text(marker)
@@ -311,7 +322,7 @@ class Parser:
 
     def _thinking(self, frame: Frame) -> Steps[None]:
         self._cut()
-        yield from self._until([frame.close], self._say_thinking)
+        yield from self._until([frame.close.strip()], self._say_thinking)
         self._cut()
 
     def _section(self, calls: Calls) -> Steps[None]:
@@ -320,7 +331,7 @@ class Parser:
         parts = calls.call if calls.begin else calls.call[1:]
         between = calls.between.strip()
         while True:
-            yield from self._call(parts)
+            yield from self._call(calls, parts)
             if not calls.end:
                 return
             following = between or str(calls.call[0])
@@ -331,20 +342,93 @@ class Parser:
                 return
             parts = calls.call if between else calls.call[1:]
 
-    def _call(self, parts: Sequence[str | Slot]) -> Steps[None]:
-        for part in parts:
+    def _call(self, calls: Calls, parts: Sequence[str | Slot]) -> Steps[None]:
+        types: Types = {}
+        rest = iter((*parts, ""))
+        for part in rest:
             if part is NAME:
                 name = yield from self._word()
                 if name not in self._spec.tools:
                     raise MalformedOutput("a call to a tool that was not offered")
+                types = self._spec.tools[name]
                 self._start("toolCall", name)
             elif part is ARGUMENTS:
-                yield from self._object()
+                if isinstance(calls.syntax, Tagged):
+                    yield from self._elements(calls.syntax, types, str(next(rest)))
+                else:
+                    yield from self._object()
             elif isinstance(part, Slot):
                 yield from self._word()
             else:
                 yield from self._expect(part)
         self._cut()
+
+    # Arguments as elements
+
+    def _elements(self, tags: Tagged, types: Types, after: str) -> Steps[None]:
+        """One element an argument, up to and with the literal that follows them all."""
+        seen: set[str] = set()
+        self._delta("{")
+        while True:
+            choice = yield from self._choose([tags.open, after])
+            if choice is None:
+                yield from self._wrong("the arguments of a call are not written as their format has them")
+            if choice == 1:
+                break
+            yield from self._element(tags, types, seen)
+        self._delta("}")
+
+    def _element(self, tags: Tagged, types: Types, seen: set[str]) -> Steps[None]:
+        kinds = dict(tags.typed) or {"": tags.named}
+        first = _tokens(next(iter(kinds.values())))[0]
+        read: list[str] = []
+        if (yield from self._until([first], read.append)) is None:
+            raise _Ended
+        key = "".join(read).strip()
+        if key in seen:
+            raise MalformedOutput("a call names an argument twice")
+        choice = yield from self._choose(["".join(_tokens(named)[1:]) for named in kinds.values()])
+        if choice is None:
+            yield from self._wrong("the arguments of a call are not written as their format has them")
+        allowed = types.get(key, ANY_TYPE)
+        if tags.typed:
+            allowed = ("string",) if list(kinds)[choice or 0] == "string" else tuple(set(ANY_TYPE) - {"string"})
+        if tags.named.endswith("\n"):
+            yield from self._skip_newline()
+        self._delta(f"{', ' if seen else ''}{json.dumps(key, ensure_ascii=False)}: ")
+        seen.add(key)
+        yield from self._raw(tags.close, allowed)
+
+    def _skip_newline(self) -> Steps[None]:
+        while self._at == len(self._buffer):
+            yield from self._more()
+        self._at += self._buffer.startswith("\n", self._at)
+
+    def _raw(self, close: str, types: Sequence[str]) -> Steps[None]:
+        """One value up to its closing marker: text as it stands, everything else as JSON."""
+        markers = [close.rstrip(), close.strip()]
+        if types == ("string",):
+            self._delta('"')
+            if (yield from self._until(markers, self._say_string)) is None:
+                raise _Ended
+            self._delta('"')
+            return
+        read: list[str] = []
+        if (yield from self._until(markers, read.append)) is None:
+            raise _Ended
+        text = "".join(read)
+        value = _value(text)
+        if value is not _NOTHING and _type(value) in types and _type(value) != "string":
+            self._delta(text.strip())
+        elif "string" in types:
+            self._delta(json.dumps(text, ensure_ascii=False))
+        elif value is not _NOTHING:
+            self._delta(text.strip())  # of a type that its schema refuses, and will say so
+        else:
+            raise MalformedOutput("an argument of a call is not JSON")
+
+    def _say_string(self, text: str) -> None:
+        self._delta(json.dumps(text, ensure_ascii=False)[1:-1])
 
     # JSON
 
@@ -474,7 +558,7 @@ def _may_become(text: str, at: int, literal: str) -> bool:
     return whole or end == len(text)
 
 
-def _call_stands(text: str, at: int, parts: Sequence[str | Slot], tools: frozenset[str]) -> bool | None:
+def _call_stands(text: str, at: int, parts: Sequence[str | Slot], tools: Mapping[str, Types]) -> bool | None:
     """Whether a call stands at `at`, as far as its arguments. None: more text must tell."""
     for part in parts:
         if part is ARGUMENTS:
@@ -492,3 +576,34 @@ def _call_stands(text: str, at: int, parts: Sequence[str | Slot], tools: frozens
             if not whole:
                 return None if at == len(text) else False
     return True
+
+
+_NOTHING = object()
+
+
+def _value(text: str) -> object:
+    """The JSON value a text is, or `_NOTHING`."""
+    try:
+        value: object = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return _NOTHING
+    return value
+
+
+def _no_constant(name: str) -> object:
+    raise ValueError(name)
+
+
+def _type(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int() | float():
+            return "number"
+        case str():
+            return "string"
+        case dict():
+            return "object"
+    return "array"

@@ -9,14 +9,18 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from grammars import Compiled, InvalidInstance, InvalidSchema, UnsupportedSchema, compile_schema
+from grammars import InvalidInstance, InvalidSchema, UnsupportedSchema
+from server.chat import arguments
+from server.chat.arguments import Arguments
 from server.chat.constraint import constraint
-from server.chat.conversation import Capabilities, Conversation, Grammar, Prepared
+from server.chat.conversation import Capabilities, Conversation, Prepared
+from server.chat.format import Syntax
 from server.chat.formats import recognise
 from server.chat.parser import ParserSpec
 from server.chat.probe import Traits, probe
 from server.chat.prompt import write_prompt
 from server.chat.template import Template, TemplateError
+from server.chat.text import Text
 from server.engine import Vocab
 from server.engine.messages import EngineError
 from server.wire.records import ImagePart, NamedTool, Tool, WireError
@@ -27,11 +31,8 @@ _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 class Model:
     """A model's vocabulary and template. Raises WireError where it has no usable template."""
 
-    def __init__(self, path: str, template: str | None) -> None:
-        try:
-            self.vocab = Vocab.load(path)
-        except EngineError as error:
-            raise WireError("provider-error", "the model's vocabulary cannot be read") from error
+    def __init__(self, vocab: Vocab, template: str | None = None) -> None:
+        self.vocab = vocab
         source = template if template is not None else self.vocab.metadata.get("tokenizer.chat_template")
         if source is None:
             raise WireError("unsupported", "this model has no chat template")
@@ -41,10 +42,14 @@ class Model:
             self.traits: Traits = probe(self.template)
         except TemplateError as error:
             raise WireError("unsupported", str(error)) from None
-        self.format = recognise(source)
+        self.format = recognise(source, self.traits.sample)
         self.tokens = {self.vocab.text(token): token for token in self.vocab.controls}
         markers = self.format.markers
-        self.banned = tuple(sorted(token for text, token in self.tokens.items() if text not in markers))
+        self.banned = tuple(
+            sorted(token for text, token in self.tokens.items() if not any(text in marker for marker in markers))
+        )
+        called = {calls.marker for calls in self.format.calls}
+        self.call_tokens = tuple(token for text in called if (token := self.vocab.token_of(text)) is not None)
 
     def capabilities(self) -> Capabilities:
         return Capabilities(images=False, json=True, tools=True, tool_choice_modes=("auto", "none", "required", "tool"))
@@ -58,70 +63,67 @@ class Model:
         except TemplateError as error:
             raise WireError("unsupported", str(error)) from None
         choice = conversation.tool_choice
+        syntax = self.format.calls[0].syntax
         callable_tools = {
-            tool.name: compiled(tool)
+            tool.name: compiled(tool, syntax)
             for tool in conversation.tools
             if choice != "none" and (not isinstance(choice, NamedTool) or choice.name == tool.name)
         }
         json = conversation.format == "json"
+        lead = self._lead(prompt)
         return Prepared(
             tokens=self.vocab.tokenize(prompt.segments()),
             constraint=constraint(
                 self.format,
                 tools=callable_tools,
-                choice="auto" if choice == "auto" else "required",
-                answer=_compile(_ANY_OBJECT) if json else None,
+                required=choice != "auto",
+                answer=arguments.compiled(_ANY_OBJECT) if json else None,
                 tokens=self.tokens,
+                lead=lead,
             ),
-            banned=self.banned,
+            banned=self.banned if callable_tools else self.banned + self.call_tokens,
             parser=ParserSpec(
                 format=self.format,
-                calls="allowed" if callable_tools else "refused" if conversation.tools else "ignored",
-                tools=frozenset(callable_tools),
+                calls="allowed" if callable_tools else "ignored" if self.format.forced and not choice else "refused",
+                tools={name: given.types for name, given in callable_tools.items()},
                 json=json,
+                lead=lead,
             ),
-            checked_tools=frozenset(name for name, schema in callable_tools.items() if schema.checks),
+            checked_tools=frozenset(name for name, given in callable_tools.items() if given.checked),
         )
+
+    def _lead(self, prompt: Text) -> str:
+        """What of the prompt's end belongs to the output: thinking that the template has opened."""
+        thinking, end = self.format.thinking, prompt[-200:].rstrip()
+        return thinking.open if thinking and end.endswith(thinking.open.strip()) else ""
 
 
 @lru_cache(maxsize=8)
 def model(path: str, template: str | None) -> Model:
-    return Model(path, template)
-
-
-def compiled(tool: Tool) -> Compiled:
-    """The compiled schema of a tool's arguments. Raises WireError naming tool, path and keyword."""
+    """The model at this path, with its own template or another. Raises WireError."""
     try:
-        schema = _compile(tool.parameters)
+        vocab = Vocab.load(path)
+    except EngineError as error:
+        raise WireError("provider-error", "the model's vocabulary cannot be read") from error
+    return Model(vocab, template)
+
+
+def compiled(tool: Tool, syntax: Syntax) -> Arguments:
+    """A tool's arguments as the format writes them. Raises WireError naming tool, path and keyword."""
+    try:
+        found = arguments.arguments(tool.parameters, syntax)
     except UnsupportedSchema as error:
         raise WireError("unsupported", f"tool {tool.name}: {error}") from None
     except InvalidSchema as error:
         raise WireError("invalid-request", f"tool {tool.name}: {error}") from None
-    if not schema.satisfiable:
+    if not found.satisfiable:
         raise WireError("unsupported", f"tool {tool.name}: no arguments satisfy its schema")
-    return schema
+    return found
 
 
-def _compile(schema: Mapping[str, Any]) -> Compiled:
-    return compile_schema(schema, style="spaced")
-
-
-def grammar(schema: Mapping[str, Any]) -> Grammar:
-    """What the sampler obeys while it writes arguments of this schema, for a person to read. Raises WireError."""
-    try:
-        compiled = _compile(schema)
-    except UnsupportedSchema as error:
-        raise WireError("unsupported", str(error), path=error.path, keyword=error.keyword) from None
-    except InvalidSchema as error:
-        raise WireError("invalid-request", str(error), path=error.path, keyword=error.keyword) from None
-    if not compiled.satisfiable:
-        raise WireError("unsupported", "no value satisfies this schema")
-    return Grammar(compiled.gbnf, tuple((check.path, check.keyword) for check in compiled.checks))
-
-
-def validate(tool: Tool, arguments: Mapping[str, Any]) -> None:
+def validate(tool: Tool, arguments_given: Mapping[str, Any]) -> None:
     """Check completed arguments against all of the tool's schema. Raises WireError("provider-error")."""
     try:
-        compiled(tool).validate(arguments)
+        arguments.compiled(tool.parameters).validate(arguments_given)
     except InvalidInstance as error:
         raise WireError("provider-error", f"tool {tool.name}: arguments violate its schema: {error}") from None

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from server.chat.template import Template, TemplateError
-from server.chat.text import Text, control
+from server.chat.text import Text, content, control
 
-_SYSTEM, _USER, _TOOL, _RESULT, _REPLY = "needlesystem", "needleuser", "needletool", "needleresult", "needlereply"
+_SYSTEM, _USER, _REPLY, _RESULT = "needlesystem", "needleuser", "needlereply", "needleresult"
+_TOOL, _KEY, _VALUE, _OTHER = "needletool", "needlekey", "needlevalue", "needleother"
+_TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": _TOOL,
+            "description": "A tool",
+            "parameters": {"type": "object", "properties": {_KEY: {"type": "string", "description": "A key"}}},
+        },
+    }
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,46 +29,109 @@ class Traits:
 
     typed: bool
     """Content must be a list of typed parts: strings are lost or refused."""
+    no_tools: Literal["null", "empty"]
+    """How `tools` must be where there are none."""
     system: bool
     """A system turn at the beginning is rendered."""
     later_system: bool
     """So is one further on."""
     adjacent: bool
     """Two user turns may follow each other."""
+    tools: bool
+    """The catalogue is rendered."""
+    arguments: Literal["object", "string"] | None
+    """How a call's arguments are given, where calls are rendered."""
+    beside: bool
+    """Text beside calls in one turn is rendered."""
+    parallel: bool
+    """Several calls in one turn are rendered."""
+    results: bool
+    """Results of tools are rendered in turns of their own."""
+    sample: str
+    """What the template makes of a catalogue, a call and its result."""
 
 
 def probe(template: Template) -> Traits:
     """Renders until it knows. Raises `TemplateError` where the template renders no user turn at all."""
-    typed = not _shows(template, [turn("user", _USER)], _USER)
-    if typed and not _shows(template, [turn("user", _USER, typed=True)], _USER):
-        raise TemplateError("the chat template does not render a user's message")
+    probes = _Probes(template)
+    return probes.traits()
 
-    def shows(messages: Sequence[tuple[str, str]], *needles: str) -> bool:
-        return _shows(template, [turn(role, text, typed=typed) for role, text in messages], *needles)
 
-    return Traits(
-        typed=typed,
-        system=shows([("system", _SYSTEM), ("user", _USER)], _SYSTEM, _USER),
-        later_system=shows(
-            [("user", _USER), ("assistant", _REPLY), ("system", _SYSTEM), ("user", _USER)], _REPLY, _SYSTEM
-        ),
-        adjacent=shows([("user", _RESULT), ("user", _USER)], _RESULT, _USER),
-    )
+class _Probes:
+    def __init__(self, template: Template) -> None:
+        self._template = template
+        self._typed = False
+        self._none: list[Any] | None = None
+
+    def traits(self) -> Traits:
+        for self._typed, self._none in ((False, None), (True, None), (False, []), (True, [])):
+            if self.shows([self.turn("user", _USER)], _USER):
+                break
+        else:
+            raise TemplateError("the chat template does not render a user's message")
+        system, user, reply = (self.turn(*t) for t in (("system", _SYSTEM), ("user", _USER), ("assistant", _REPLY)))
+        given: Literal["object", "string"] | None = "object"
+        if not self._written(self.called({_KEY: _VALUE})):
+            given = "string" if self._written(self.called(f'{{"{_KEY}": "{_VALUE}"}}')) else None
+        arguments: Any = {_KEY: _VALUE} if given == "object" else f'{{"{_KEY}": "{_VALUE}"}}'
+        other: Any = {_KEY: _OTHER} if given == "object" else f'{{"{_KEY}": "{_OTHER}"}}'
+        result = self.result()
+        return Traits(
+            typed=self._typed,
+            no_tools="null" if self._none is None else "empty",
+            system=self.shows([system, user], _SYSTEM, _USER),
+            later_system=self.shows([user, reply, system, user], _REPLY, _SYSTEM),
+            adjacent=self.shows([self.turn("user", _OTHER), user], _OTHER, _USER),
+            tools=self.shows([user], _USER, _TOOL, tools=True),
+            arguments=given,
+            beside=self.shows([user, self.called(arguments, text=_REPLY), result], _REPLY, _VALUE, tools=True),
+            parallel=given is not None
+            and self.shows([user, self.called(arguments, other), result, self.result("2")], _VALUE, _OTHER, tools=True),
+            results=given is not None
+            and self.shows([user, self.called(arguments), result], _VALUE, _RESULT, tools=True)
+            and self.shows([user, self.called(arguments), result, reply, user], _RESULT, _REPLY, tools=True),
+            sample=self.render([user, self.called(arguments, other), result], tools=True)
+            or self.render([user, self.called(arguments), result], tools=True)
+            or self.render([user], tools=True),
+        )
+
+    def turn(self, role: str, text: str) -> dict[str, Any]:
+        return turn(role, text, typed=self._typed)
+
+    def called(self, *arguments: Any, text: str = "") -> dict[str, Any]:
+        calls = [call(f"needle00{i}", _TOOL, given) for i, given in enumerate(arguments, 1)]
+        return turn("assistant", text, typed=self._typed, tool_calls=calls)
+
+    def result(self, number: str = "1") -> dict[str, Any]:
+        return turn("tool", _RESULT, typed=self._typed, tool_call_id=f"needle00{number}", name=_TOOL)
+
+    def _written(self, called: Mapping[str, Any]) -> bool:
+        """Whether the call's arguments are rendered once, not as a JSON string inside JSON."""
+        prompt = self.render([self.turn("user", _USER), called, self.result()], tools=True)
+        return _VALUE in prompt and f'\\"{_KEY}' not in prompt
+
+    def shows(self, messages: Sequence[Mapping[str, Any]], *needles: str, tools: bool = False) -> bool:
+        prompt = self.render(messages, tools=tools)
+        return all(needle in prompt for needle in needles)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, tools: bool) -> str:
+        """What the template makes of this; nothing where it fails."""
+        try:
+            return self._template.render(messages, tools=content(_TOOLS) if tools else self._none)
+        except TemplateError:
+            return ""
 
 
 def turn(role: str, text: str, *, typed: bool = False, **members: Any) -> dict[str, Any]:
     """One message as templates take it. The role is the template's own word; the text is content."""
-    content: Any = text if isinstance(text, Text) else Text(text)
+    given: Any = text if isinstance(text, Text) else Text(text)
     return {
         "role": control(role),
-        "content": [{"type": control("text"), "text": content}] if typed else content,
-        **members,
+        "content": [{"type": control("text"), "text": given}] if typed else given,
+        **{key: content(value) for key, value in members.items()},
     }
 
 
-def _shows(template: Template, messages: Sequence[Mapping[str, Any]], *needles: str) -> bool:
-    try:
-        prompt = template.render(messages)
-    except TemplateError:
-        return False
-    return all(needle in prompt for needle in needles)
+def call(id: str, name: str, arguments: Any) -> dict[str, Any]:
+    """One call as templates take it."""
+    return {"type": "function", "id": id, "function": {"name": name, "arguments": arguments}}

@@ -6,131 +6,193 @@ message are joined with nothing between them. Results stand in the order of thei
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from server.chat.conversation import Conversation
 from server.chat.format import Format
-from server.chat.probe import Traits, turn
+from server.chat.probe import Traits, call, turn
+from server.chat.spell import spell, to_json
 from server.chat.template import Template
-from server.chat.text import Text
+from server.chat.text import Text, content, join
 from server.wire.records import Message, NamedTool, TextPart, Tool, ToolCallPart, ToolChoice
-
-_Role = Literal["system", "user", "assistant"]
-_Turn = tuple[_Role, str]
 
 FAILED = "Tool execution failed.\n"
 """Stands before the content of a failed tool's result where a format has no flag for it (NAP-LLM, "Schemas")."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A turn of the template's. `members` are its message's further members; with them it stays by itself."""
+
+    role: str
+    text: str
+    members: Mapping[str, Any] = field(default_factory=dict)
+
+
 def write_prompt(template: Template, traits: Traits, format: Format, conversation: Conversation) -> Text:
     """The prompt of this conversation. Raises `TemplateError` where the template refuses it."""
-    turns = list(_turns(conversation.messages))
-    if conversation.tools:
-        turns = _with_system(_catalogue(conversation), turns)
-    turns = _placed(turns, traits)
-    return template.render([turn(role, text, typed=traits.typed) for role, text in turns])
+    native = traits.tools and not format.forced
+    turns = list(_Writer(traits, format).turns(conversation.messages))
+    if conversation.tools and not native:
+        turns = _with_system(_catalogue(format, conversation), turns)
+    tools: Any = [] if traits.no_tools == "empty" else None
+    if conversation.tools and native:
+        tools = content([_described(tool) for tool in conversation.tools])
+    messages = [turn(t.role, t.text, typed=traits.typed, **t.members) for t in _placed(turns, traits)]
+    return template.render(messages, tools=tools)
 
 
 def text_of(message: Message) -> str:
     return "".join(part.text for part in message.content if isinstance(part, TextPart))
 
 
-def _turns(messages: Sequence[Message]) -> Iterable[_Turn]:
-    """Plain turns: calls as JSON in the assistant's; results as JSON, and a user message after them, in one user's."""
-    calls: list[ToolCallPart] = []
-    results: dict[str, str] = {}
-    for message in messages:
-        if message.role == "toolResult":
-            results[message.tool_call_id or ""] = (FAILED if message.is_error else "") + text_of(message)
-            continue
-        if results:
-            told = _results(calls, results)
-            results = {}
-            if message.role == "user":
-                yield "user", f"{told}\n{text_of(message)}"
+def _described(tool: Tool) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description or "", "parameters": tool.parameters}
+    return {"type": "function", "function": function}
+
+
+class _Writer:
+    """Writes one conversation's messages as turns."""
+
+    def __init__(self, traits: Traits, format: Format) -> None:
+        self._traits = traits
+        self._format = format
+        self._native = traits.arguments is not None and not format.forced
+        self._calls = 0
+
+    def turns(self, messages: Sequence[Message]) -> Iterator[_Turn]:
+        at = 0
+        while at < len(messages):
+            message = messages[at]
+            at += 1
+            calls = [part for part in message.content if isinstance(part, ToolCallPart)]
+            if not calls:
+                yield _Turn(message.role, text_of(message))
                 continue
-            yield "user", told
-        if message.role != "assistant":
-            yield message.role, text_of(message)
-            continue
-        calls = [part for part in message.content if isinstance(part, ToolCallPart)]
-        text = text_of(message)
-        if calls:
-            told = _json({"tool_calls": [{"name": call.name, "arguments": call.arguments} for call in calls]})
-            text = f"{text}\n{told}" if text else told
-        yield "assistant", text
-    if results:
-        yield "user", _results(calls, results)
+            results = {result.tool_call_id or "": _result_text(result) for result in messages[at : at + len(calls)]}
+            at += len(calls) if results else 0
+            after = messages[at] if at < len(messages) else None
+            if not results or (self._native and self._traits.results):
+                yield from self._exchange(text_of(message), calls, results)
+                continue
+            yield from self._exchange(text_of(message), calls, {})
+            told = to_json(
+                {"tool_results": [{"name": part.name, "content": results[part.tool_call_id]} for part in calls]}
+            )
+            if after is not None and after.role == "user":
+                told += f"\n{text_of(after)}"
+                at += 1
+            yield _Turn("user", told)
+
+    def _exchange(self, text: str, calls: Sequence[ToolCallPart], results: Mapping[str, str]) -> Iterator[_Turn]:
+        """An assistant's turn with calls, and the turns of their results where the template has such."""
+        ids = [self._id(part) for part in calls]
+        if not self._native:
+            given = [(part.name, id, part.arguments) for part, id in zip(calls, ids, strict=True)]
+            written = spell(self._format.calls[0], given)
+            yield _Turn("assistant", join([Text(f"{text}\n"), written]) if text else written)
+            return
+        if text and not self._traits.beside:
+            yield _Turn("assistant", text)
+            text = ""
+        size = len(calls) if self._traits.parallel else 1
+        for start in range(0, len(calls), size):
+            group = list(zip(calls, ids, strict=True))[start : start + size]
+            yield _Turn(
+                "assistant", text, {"tool_calls": [call(id, part.name, self._given(part)) for part, id in group]}
+            )
+            text = ""
+            for part, id in group:
+                if results:
+                    yield _Turn("tool", results[part.tool_call_id], {"tool_call_id": id, "name": part.name})
+
+    def _given(self, part: ToolCallPart) -> Any:
+        return part.arguments if self._traits.arguments == "object" else to_json(part.arguments)
+
+    def _id(self, part: ToolCallPart) -> str:
+        """The call's id in the shape of the format: the same on every replay, and another for every call."""
+        index, self._calls = self._calls, self._calls + 1
+        if not self._format.ids:
+            return part.tool_call_id
+        digest = hashlib.sha256(part.tool_call_id.encode()).hexdigest()
+        return self._format.ids.format(name=part.name, index=index, short=digest[:9])
 
 
-def _results(calls: Sequence[ToolCallPart], results: dict[str, str]) -> str:
-    told = [{"name": call.name, "content": results[call.tool_call_id]} for call in calls]
-    return _json({"tool_results": told})
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+def _result_text(message: Message) -> str:
+    return (FAILED if message.is_error else "") + text_of(message)
 
 
 def _with_system(text: str, turns: list[_Turn]) -> list[_Turn]:
-    if turns and turns[0][0] == "system":
-        return [("system", f"{turns[0][1]}\n\n{text}"), *turns[1:]]
-    return [("system", text), *turns]
+    if turns and turns[0].role == "system":
+        return [replace(turns[0], text=join([Text(f"{turns[0].text}\n\n"), text])), *turns[1:]]
+    return [_Turn("system", text), *turns]
 
 
-def _placed(turns: list[_Turn], traits: Traits) -> list[_Turn]:
+def _placed(turns: Iterable[_Turn], traits: Traits) -> list[_Turn]:
     """The turns where the template can take them: a system turn it refuses opens the next user turn."""
     placed: list[_Turn] = []
     waiting: list[str] = []
-    for index, (role, text) in enumerate(turns):
-        if role == "system" and not (traits.system if index == 0 else traits.later_system):
-            waiting.append(text)
+    for index, given in enumerate(turns):
+        if given.role == "system" and not (traits.system if index == 0 else traits.later_system):
+            waiting.append(given.text)
             continue
-        if waiting:
-            if role == "user":
-                text = "\n\n".join([*waiting, text])
-            else:
-                placed.append(("user", "\n\n".join(waiting)))
-            waiting = []
-        placed.append((role, text))
+        if waiting and given.role == "user":
+            given = replace(given, text=_paragraphs([*waiting, given.text]))
+        elif waiting:
+            placed.append(_Turn("user", _paragraphs(waiting)))
+        waiting = []
+        placed.append(given)
     if waiting:
-        placed.append(("user", "\n\n".join(waiting)))
+        placed.append(_Turn("user", _paragraphs(waiting)))
     return placed if traits.adjacent else _alternating(placed)
 
 
-def _alternating(turns: list[_Turn]) -> list[_Turn]:
+def _alternating(turns: Iterable[_Turn]) -> list[_Turn]:
     """Neighbours of one role as one turn."""
     joined: list[_Turn] = []
-    for role, text in turns:
-        if joined and joined[-1][0] == role:
-            joined[-1] = (role, f"{joined[-1][1]}\n\n{text}")
+    for given in turns:
+        if joined and joined[-1].role == given.role and not joined[-1].members and not given.members:
+            joined[-1] = replace(given, text=_paragraphs([joined[-1].text, given.text]))
         else:
-            joined.append((role, text))
+            joined.append(given)
     return joined
 
 
-def _catalogue(conversation: Conversation) -> str:
+def _paragraphs(texts: Iterable[str]) -> Text:
+    return Text("\n\n").join(texts)
+
+
+def _catalogue(format: Format, conversation: Conversation) -> Text:
     """The tools and the way to call them, for a model whose template does not tell it."""
     lines = ["You have these tools, described as JSON:", *map(_tool, conversation.tools), ""]
-    call = 'To call tools, reply with {"tool_calls": [{"name": "the tool", "arguments": {the arguments}}]}.'
-    answer = '{"response": {the answer as a JSON object}}' if conversation.format == "json" else '{"response": "text"}'
-    lines += _instructions(conversation.tool_choice, call, f"To answer without a tool, reply with {answer}.")
-    return "\n".join(lines)
+    return join([Text("\n".join(lines)), "\n", _instructions(format, conversation)])
 
 
-def _instructions(choice: ToolChoice | None, call: str, answer: str) -> list[str]:
+def _instructions(format: Format, conversation: Conversation) -> Text:
+    choice: ToolChoice | None = conversation.tool_choice
     if choice == "none":
-        return ["Do not call any tool now. Answer yourself."]
-    reply = "Your whole reply is one JSON object."
+        return Text("Do not call any tool now. Answer yourself.")
+    lines: list[str] = []
+    if format.forced:
+        lines.append("Your whole reply is one JSON object.")
+        lines.append('To call tools, reply with {"tool_calls": [{"name": "the tool", "arguments": {the arguments}}]}.')
+    else:
+        example = spell(format.calls[0], [("tool", "0", {"argument": "value"})])
+        lines.append(join([Text("To call a tool, write it like this:\n"), example]))
     if choice == "required":
-        return [reply, call, "Call at least one tool now."]
-    if isinstance(choice, NamedTool):
-        return [reply, call, f"Call the tool {choice.name} now."]
-    return [reply, call, answer]
+        lines.append("Call at least one tool now.")
+    elif isinstance(choice, NamedTool):
+        lines.append(f"Call the tool {choice.name} now.")
+    elif format.forced:
+        answer = "{the answer as a JSON object}" if conversation.format == "json" else '"text"'
+        lines.append(f'To answer without a tool, reply with {{"response": {answer}}}.')
+    return Text("\n").join(lines)
 
 
 def _tool(tool: Tool) -> str:
     described = {"description": tool.description} if tool.description is not None else {}
-    return _json({"name": tool.name, **described, "parameters": tool.parameters})
+    return json.dumps({"name": tool.name, **described, "parameters": tool.parameters}, ensure_ascii=False)

@@ -195,7 +195,7 @@ class Template:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         **options: Any,
     ) -> Text:
@@ -207,8 +207,8 @@ class Template:
         variables = {
             **self._tokens,
             "messages": messages,
-            "tools": list(tools) or None,
-            "functions": _tojson(tools, indent=2),  # Firefunction's names for tools and date
+            "tools": tools,
+            "functions": _tojson(tools or [], indent=2),  # Firefunction's names for tools and date
             "datetime": datetime.now().strftime("%b %d %Y"),
             "documents": None,
             "add_generation_prompt": add_generation_prompt,

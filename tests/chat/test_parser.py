@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.chat.events import BlockDelta, BlockEnd, BlockStart
+from server.chat.format import Types
 from server.chat.formats.generic import FORMAT
 from server.chat.parser import MalformedOutput, Parser, ParserSpec, new_call_id
 from tests.chat.blocks import Block, read
 
-TOOLS = frozenset({"get_weather", "save_note"})
+TOOLS: dict[str, Types] = {"get_weather": {}, "save_note": {}}
 CALLS = ParserSpec(FORMAT, "allowed", TOOLS)
 PLAIN = ParserSpec(FORMAT)
 REFUSED = ParserSpec(FORMAT, "refused")

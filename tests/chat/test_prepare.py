@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from server.chat.conversation import Capabilities, Conversation, Prepared
 from server.chat.parser import MalformedOutput
 from server.chat.prepare import Model, validate
+from server.engine import Vocab
 from server.wire.records import (
     Format,
     ImagePart,
@@ -60,13 +60,8 @@ HELLO = (user("Hello"),)
 
 
 @pytest.fixture(scope="module")
-def model(smollm2: Path) -> Model:
-    return Model(str(smollm2), None)
-
-
-@pytest.fixture(scope="module")
-def matcher(smollm2: Path) -> Matcher:
-    return Matcher(smollm2)
+def model(vocab: Vocab) -> Model:
+    return Model(vocab)
 
 
 def prepare(
@@ -187,7 +182,7 @@ def test_required_and_named(model: Model, matcher: Matcher) -> None:
         assert not matcher.accepts(grammar, '{"response": "x"}')
         assert matcher.accepts(grammar, call("save_note"))
         assert matcher.accepts(grammar, call("get_weather", city="Oslo")) == ("get_weather" in names)
-        assert prepared.parser.tools == names
+        assert set(prepared.parser.tools) == names
 
 
 def test_none_is_free_text_in_which_a_call_is_a_failure(model: Model) -> None:
@@ -281,29 +276,29 @@ def test_arguments_left_to_validation(model: Model) -> None:
     assert "77777" not in caught.value.message
 
 
-def test_templates_that_refuse_or_fail(smollm2: Path) -> None:
+def test_templates_that_refuse_or_fail(vocab: Vocab) -> None:
     refusing = (
         "{% for m in messages %}{{ m.content }}"
         "{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}{% endfor %}"
     )
-    model = Model(str(smollm2), refusing)
+    model = Model(vocab, refusing)
     assert prompt(model, prepare(model, messages=(system("Be brief."), *HELLO))) == "Be brief.\n\nHello"
     with pytest.raises(WireError) as caught:
-        Model(str(smollm2), "{{ raise_exception('never') }}")
+        Model(vocab, "{{ raise_exception('never') }}")
     assert caught.value.code == "unsupported"
 
 
-def test_roles_that_must_alternate(smollm2: Path) -> None:
+def test_roles_that_must_alternate(vocab: Vocab) -> None:
     source = (
         "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate') }}"
         "{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     )
-    model = Model(str(smollm2), source)
+    model = Model(vocab, source)
     messages = (system("S"), user("A"), user("B"), Message("assistant", (TextPart("C"),)), system("T"), user("D"))
     assert prompt(model, prepare(model, messages=messages)) == "[user]S\n\nA\n\nB[assistant]C[user]T\n\nD"
 
 
-def test_typed_content(smollm2: Path) -> None:
+def test_typed_content(vocab: Vocab) -> None:
     source = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
-    model = Model(str(smollm2), source)
+    model = Model(vocab, source)
     assert prompt(model, prepare(model)) == "Hello"

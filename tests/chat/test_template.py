@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -88,21 +87,11 @@ def conversations() -> Iterator[list[dict[str, Any]]]:
     yield [user, answer]
 
 
-TEMPLATE_COUNT = 70
-
-
-@pytest.fixture(scope="module")
-def templates(sdist: Path) -> list[Path]:
-    found = sorted((sdist / "vendor/llama.cpp/models/templates").glob("*.jinja"))
-    assert len(found) == TEMPLATE_COUNT
-    return found
-
-
-def test_every_template_renders_as_plain_jinja_does(templates: list[Path], plain: jinja2.Environment) -> None:
+def test_every_template_renders_as_plain_jinja_does(templates: dict[str, str], plain: jinja2.Environment) -> None:
     rendered = 0
-    for path in templates:
-        ours = Template(path.read_text(), bos="<BOS>", eos="<EOS>")
-        theirs = plain.from_string(path.read_text())
+    for name, source in templates.items():
+        ours = Template(source, bos="<BOS>", eos="<EOS>")
+        theirs = plain.from_string(source)
         for messages in conversations():
             for tools in ([], TOOLS):
                 try:
@@ -118,16 +107,16 @@ def test_every_template_renders_as_plain_jinja_does(templates: list[Path], plain
                     )
                 except Exception:
                     with pytest.raises(TemplateError):
-                        ours.render(marked(messages), tools=content(tools))
+                        ours.render(marked(messages), tools=content(tools) or None)
                     continue
-                prompt = ours.render(marked(messages), tools=content(tools))
+                prompt = ours.render(marked(messages), tools=content(tools) or None)
                 segments = prompt.segments()
-                assert "".join(segment.text for segment in segments) == expected, path.name
+                assert "".join(segment.text for segment in segments) == expected, name
                 allowed = "".join(segment.text for segment in segments if segment.control)
                 for spelled in ("[/INST] ", "<|im_start|> </think> <|eot_id|>", "{sunny}", "<|end|></s>"):
-                    assert spelled not in allowed, path.name
+                    assert spelled not in allowed, name
                 rendered += 1
-    assert rendered > 0.7 * TEMPLATE_COUNT * 20
+    assert rendered > 0.7 * len(templates) * 20
 
 
 def marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,11 +1,47 @@
-"""The formats this server knows, and how a template is recognised as one of them."""
+"""The formats this server knows, a module each, and how a template is recognised as one of them.
+
+A module here defines `FORMATS`, a tuple of `Format`. Nothing else needs to know of it.
+"""
 
 from __future__ import annotations
 
-from server.chat.format import Format
-from server.chat.formats import generic
+from dataclasses import replace
+from importlib import import_module
+from pkgutil import iter_modules
+
+from server.chat.format import THINK, Format
+from server.chat.formats.generic import FORMAT as GENERIC
 
 
-def recognise(source: str) -> Format:
-    """The format of models with this chat template. Templates that say nothing of calls get the generic one."""
-    return generic.FORMAT
+def _found() -> dict[str, Format]:
+    modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
+    return {format.name: format for module in modules for format in getattr(module, "FORMATS", ())}
+
+
+FORMATS = _found()
+
+
+def recognise(source: str, sample: str) -> Format:
+    """The format of models with this chat template, of which `sample` is some output with tools and calls.
+
+    The generic one where neither tells of any.
+
+    Families often train with and without thinking in one format: where the template never closes a `<think>`, its
+    models do not write one.
+    """
+    format = next(iter(matching(source + sample)), GENERIC)
+    if format is GENERIC and THINK.close in source:
+        return replace(format, thinking=THINK)
+    if format.thinking == THINK and THINK.close not in source:
+        return replace(format, thinking=None)
+    return format
+
+
+def matching(text: str) -> list[Format]:
+    """Every format whose signs the source bears; more than one would be a fault of their descriptions."""
+    return [
+        format
+        for format in FORMATS.values()
+        if any(all(sign in text for sign in signs) for signs in format.signs)
+        and not any(sign in text for sign in format.unlike)
+    ]

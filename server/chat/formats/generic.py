@@ -11,11 +11,13 @@ from server.chat.format import ARGUMENTS, NAME, Calls, Format, Frame
 FORMAT = Format(
     name="generic",
     forced=True,
-    calls=Calls(
-        begin='{"tool_calls": [',
-        call=('{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}"),
-        between=", ",
-        end="]}",
+    calls=(
+        Calls(
+            begin='{"tool_calls": [',
+            call=('{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}"),
+            between=", ",
+            end="]}",
+        ),
     ),
     text=(Frame('{"response": ', "}", json=True),),
 )

@@ -1,0 +1,58 @@
+"""Writes calls the way a format has them: for a history whose template cannot, and to show a model an example."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from server.chat.format import ARGUMENTS, NAME, Calls, Json, Slot, Tagged
+from server.chat.text import Text, control, join
+
+
+def spell(calls: Calls, given: Sequence[tuple[str, str, Mapping[str, Any]]]) -> Text:
+    """The calls (name, id, arguments) as a model of the format writes them; literals are control text."""
+    written = [join(_part(calls, part, call) for part in calls.call) for call in given]
+    return join([control(calls.begin), control(calls.between).join(written), control(calls.end)])
+
+
+def _part(calls: Calls, part: str | Slot, call: tuple[str, str, Mapping[str, Any]]) -> Text:
+    name, id, arguments = call
+    if part is ARGUMENTS:
+        return spell_arguments(calls, arguments)
+    if isinstance(part, Slot):
+        return Text(name if part is NAME else id)
+    return control(part)
+
+
+def spell_arguments(calls: Calls, arguments: Mapping[str, Any]) -> Text:
+    match calls.syntax:
+        case Json():
+            return Text(to_json(arguments))
+        case Tagged() as tags:
+            return join(_element(tags, key, value) for key, value in arguments.items())
+
+
+def _element(tags: Tagged, key: str, value: Any) -> Text:
+    text = value if isinstance(value, str) else to_json(value)
+    named = tags.after_key(json_type(value))
+    return join([control(tags.open), Text(key), control(named), Text(text), control(tags.close)])
+
+
+def json_type(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int() | float():
+            return "number"
+        case str():
+            return "string"
+        case Mapping():
+            return "object"
+    return "array"
+
+
+def to_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
