@@ -43,3 +43,11 @@ class Prepared:
     banned: tuple[int, ...]
     parser: ParserSpec
     checked_tools: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A compiled schema to be read: its GBNF, and what validation still checks, as (JSON Pointer, keyword)."""
+
+    gbnf: str
+    checks: tuple[tuple[str, str], ...]

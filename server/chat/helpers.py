@@ -21,7 +21,7 @@ from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, TypeVar
 
-from server.chat.conversation import Capabilities, Conversation, Prepared
+from server.chat.conversation import Capabilities, Conversation, Grammar, Prepared
 from server.wire.records import Tool, WireError
 
 T = TypeVar("T")
@@ -83,6 +83,11 @@ class HelperPool:
     async def validate(self, tool: Tool, arguments: Mapping[str, Any]) -> None:
         """Check completed arguments. Raises WireError("provider-error") naming tool, path and keyword."""
         await self._request("validate", tool, arguments)
+
+    async def grammar(self, schema: Mapping[str, Any]) -> Grammar:
+        """What a tool's schema becomes. Raises WireError, with `path` and `keyword` where they are known."""
+        grammar: Grammar = await self._request("grammar", schema)
+        return grammar
 
     async def _request(self, name: str, *arguments: Any) -> Any:
         helper = await self._idle.get()
@@ -235,6 +240,7 @@ def serve(descriptor: int, memory: int) -> None:
 _WORK: dict[str, Callable[..., Any]] = {
     "inspect": lambda prepare, path, template: prepare.model(path, template).capabilities(),
     "prepare": lambda prepare, path, template, conversation: prepare.model(path, template).prepare(conversation),
+    "grammar": lambda prepare, schema: prepare.grammar(schema),
     "validate": lambda prepare, tool, arguments: prepare.validate(tool, arguments),
 }
 

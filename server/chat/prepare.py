@@ -13,7 +13,7 @@ from grammars import InvalidInstance, InvalidSchema, UnsupportedSchema
 from server.chat import arguments
 from server.chat.arguments import Arguments
 from server.chat.constraint import constraint
-from server.chat.conversation import Capabilities, Conversation, Prepared
+from server.chat.conversation import Capabilities, Conversation, Grammar, Prepared
 from server.chat.format import Syntax
 from server.chat.formats import recognise
 from server.chat.parser import ParserSpec
@@ -119,6 +119,19 @@ def compiled(tool: Tool, syntax: Syntax) -> Arguments:
     if not found.satisfiable:
         raise WireError("unsupported", f"tool {tool.name}: no arguments satisfy its schema")
     return found
+
+
+def grammar(schema: Mapping[str, Any]) -> Grammar:
+    """What the sampler obeys while it writes arguments of this schema, for a person to read. Raises WireError."""
+    try:
+        found = arguments.compiled(schema)
+    except UnsupportedSchema as error:
+        raise WireError("unsupported", str(error), path=error.path, keyword=error.keyword) from None
+    except InvalidSchema as error:
+        raise WireError("invalid-request", str(error), path=error.path, keyword=error.keyword) from None
+    if not found.satisfiable:
+        raise WireError("unsupported", "no value satisfies this schema")
+    return Grammar(found.gbnf, tuple((check.path, check.keyword) for check in found.checks))
 
 
 def validate(tool: Tool, arguments_given: Mapping[str, Any]) -> None:
