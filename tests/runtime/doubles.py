@@ -15,6 +15,7 @@ from server.chat.events import BlockDelta, BlockEnd, BlockEvent, BlockStart
 from server.config import Config, ConnectionConfig, Limits, ServerConfig, Source
 from server.engine.messages import Done, EngineStats, Event, Failed, Job, ModelInfo, ModelSpec, Text
 from server.runtime import Caller, Endpoint, Runtime
+from server.runtime.ports import ChatService, MakeParser
 from server.wire.records import GenerationRequest, Message, TextPart, Tool, WireError
 
 ALL_MODES = ("auto", "none", "required", "tool")
@@ -86,7 +87,7 @@ class Run:
     """One submitted job. `say`, `done` and `fail` are the engine's side of it."""
 
     job: Job
-    events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
+    events: asyncio.Queue[Event | None] = field(default_factory=asyncio.Queue)
     cancelled: bool = False
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     said: int = 0
@@ -123,11 +124,18 @@ class EngineDouble:
         try:
             while True:
                 event = await run.events.get()
+                if event is None:
+                    return
                 yield event
                 if not isinstance(event, Text):
                     return
         finally:
             run.closed.set()
+
+    def end(self) -> None:
+        """Ends the streams of all runs without a completion marker."""
+        for run in self.runs:
+            run.events.put_nowait(None)
 
     async def run(self, number: int = 0) -> Run:
         """The job submitted as the `number`th, once it is."""
@@ -190,8 +198,11 @@ class World:
         connections: tuple[ConnectionConfig, ...] | None = None,
         machine: str | None = None,
         real_clock: bool = False,
+        chat: ChatService | None = None,
+        make_parser: MakeParser | None = None,
     ) -> None:
-        file.write_bytes(b"model")
+        if not file.exists():
+            file.write_bytes(b"model")
         self.file = file
         self.chat = ChatDouble()
         self.engine = EngineDouble()
@@ -209,9 +220,9 @@ class World:
         )
         self.runtime = Runtime(
             self.config,
-            chat=self.chat,
+            chat=chat or self.chat,
             start_engine=self.start_engine,
-            make_parser=lambda spec: spec,  # type: ignore[arg-type, return-value]
+            make_parser=make_parser or (lambda spec: spec),  # type: ignore[arg-type, return-value]
             fetch_file=lambda source: source.path or file,
             clock=None if real_clock else self.clock,
             machine=machine,

@@ -1,0 +1,268 @@
+"""Where the conformance cases run.
+
+By themselves they run against our own server twice over: with a controllable engine, and with SmolLM2. With
+`pytest tests/conformance --base-url URL --token T --shell-token S` they run against any server of the binding; what
+needs an engine that misbehaves on command, or the owner, is skipped there, each with its reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from server.app import create_app
+from server.chat import HelperPool, ParserSpec, make_parser
+from server.chat.events import BlockEvent
+from server.config import Config, ConnectionConfig, Restrictions, ServerConfig, Source
+from server.engine import Vocab
+from server.state import TokenStore, owner_token
+from tests.http.conftest import events, listening
+from tests.runtime.doubles import World
+
+MODEL = "SmolLM2-135M-Instruct"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("conformance", "NAP-LLM conformance cases against a running server")
+    group.addoption("--base-url", help="server to run the cases against")
+    group.addoption("--token", help="a token of policy consent=always")
+    group.addoption("--shell-token", help="a token of policy consent=shell")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--base-url", None) is None:
+        return
+    reason = "needs an engine that misbehaves on command, or the owner's decisions"
+    for item in items:
+        if isinstance(item, pytest.Function) and "make" in item.fixturenames:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+class Shell:
+    """A shell of the binding: one token, any endpoints, raw envelopes."""
+
+    def __init__(self, base_url: str, token: str, shell_token: str | None = None) -> None:
+        self.http = httpx.AsyncClient(
+            base_url=base_url, headers={"authorization": f"Bearer {token}"}, timeout=120, verify=False, trust_env=False
+        )
+        self.shell_token = shell_token
+        self._ids = 0
+
+    async def post(self, envelope: dict[str, Any], **headers: str) -> httpx.Response:
+        return await self.http.post("/nap/llm", json=envelope, headers=_names(headers))
+
+    async def call(self, type: str, *, headers: dict[str, str] | None = None, **fields: Any) -> dict[str, Any]:
+        """One operation, its correlation checked."""
+        self._ids += 1
+        envelope = {"type": type, "id": f"id{self._ids}", **fields}
+        response = await self.post(envelope, **(headers or {}))
+        assert response.status_code == 200, response.text
+        value: dict[str, Any] = response.json()
+        assert value["type"] == f"{type}.result" and value["id"] == envelope["id"]
+        return value
+
+    async def select(self, headers: dict[str, str] | None = None, **requirements: Any) -> dict[str, Any]:
+        result = await self.call("llm.select", headers=headers, requirements=requirements)
+        assert "model" in result, result
+        model: dict[str, Any] = result["model"]
+        return model
+
+    async def request(self, text: str = "Hello", *, headers: dict[str, str] | None = None, **fields: Any) -> Any:
+        """A GenerationRequest under a fresh selection."""
+        handle = (await self.select(headers))["handle"]
+        return {"handle": handle, "messages": [user(text)], "temperature": 0, "maxTokens": 16, **fields}
+
+    @contextlib.asynccontextmanager
+    async def streaming(self, id: str, request: Any, **headers: str) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+        envelope = {"type": "llm.generate", "id": id, "request": request}
+        accept = {"accept": "text/event-stream", **_names(headers)}
+        async with self.http.stream("POST", "/nap/llm", json=envelope, headers=accept) as response:
+            yield events(response)
+
+    async def stream(self, id: str, request: Any, **headers: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """All deltas of a generation and its terminal result, the lifecycle of the blocks checked."""
+        async with self.streaming(id, request, **headers) as source:
+            *deltas, result = [each async for each in source]
+        check_stream(id, deltas, result)
+        return deltas, result
+
+    async def fail(self, request: Any, id: str = "g", **headers: str) -> dict[str, Any]:
+        """The error of a generation that must have one."""
+        _, result = await self.stream(id, request, **headers)
+        assert "result" not in result, result
+        error: dict[str, Any] = result["error"]
+        assert error["code"] and error["message"]
+        return error
+
+
+class Controlled(Shell):
+    """A shell before our server whose engine does as it is told; wire, chat and runtime are the real ones."""
+
+    def __init__(self, base_url: str, tokens: TokenStore, world: World, vocab: Vocab, script: Script) -> None:
+        super().__init__(base_url, tokens.create("always", consent="always"), tokens.create("shell", consent="shell"))
+        self.tokens, self.world, self.engine, self.vocab, self.script = tokens, world, world.engine, vocab, script
+        self.owner = httpx.AsyncClient(
+            base_url=base_url, headers={"authorization": f"Bearer {owner_token(tokens.directory)}"}, verify=False
+        )
+
+    @property
+    def asking(self) -> dict[str, str]:
+        """Headers of a shell whose generations the owner decides on."""
+        return {"authorization": f"Bearer {self.tokens.create('asking')}", "napplet_identity": "notes;hash"}
+
+    def prompt(self, number: int = -1) -> str:
+        """What the engine was given to read."""
+        tokens = self.engine.runs[number].job.tokens
+        return b"".join(self.vocab.piece(each) or self.vocab.text(each).encode() for each in tokens).decode()
+
+
+class Script:
+    """Block events in place of single texts, for what no text of the model's format can say."""
+
+    def __init__(self) -> None:
+        self.events: dict[str, list[BlockEvent]] = {}
+
+    def make_parser(self, spec: ParserSpec) -> Any:
+        return _Scripted(make_parser(spec), self.events)
+
+
+class _Scripted:
+    def __init__(self, parser: Any, script: dict[str, list[BlockEvent]]) -> None:
+        self._parser, self._script, self._used = parser, script, False
+
+    def feed(self, text: str) -> list[BlockEvent]:
+        if text in self._script:
+            self._used = True
+            return self._script[text]
+        return self._parser.feed(text)  # type: ignore[no-any-return]
+
+    def finish(self, finish: Any) -> list[BlockEvent]:
+        return [] if self._used else self._parser.finish(finish)
+
+
+def _names(headers: dict[str, str]) -> dict[str, str]:
+    return {key.replace("_", "-"): value for key, value in headers.items()}
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "text", "text": text}]}
+
+
+def check_stream(id: str, deltas: list[dict[str, Any]], result: dict[str, Any]) -> None:
+    """One terminal result after ordered deltas; for a completed turn, blocks that match its content."""
+    assert result["type"] == "llm.generate.result" and result["id"] == id
+    assert ("result" in result) != ("error" in result)
+    assert [each["sequence"] for each in deltas] == list(range(len(deltas)))
+    blocks: dict[int, list[dict[str, Any]]] = {}
+    for each in deltas:
+        assert each["type"] == "llm.delta" and each["requestId"] == id and "id" not in each
+        own = blocks.setdefault(each["blockIndex"], [])
+        own.append(each)
+        assert each["block"] == own[0]["block"]
+        assert (each["event"] == "start") == (len(own) == 1)
+        assert all(earlier["event"] != "end" for earlier in own[:-1])
+        called = each["event"] == "start" and each["block"] == "toolCall"
+        assert set(each) - {"type", "requestId", "sequence", "event", "block", "blockIndex"} == (
+            {"text"} if each["event"] == "delta" else {"toolCallId", "name"} if called else set()
+        )
+    if "error" in result:
+        return
+    generation = result["result"]
+    calls = [part for part in generation["content"] if part["type"] == "toolCall"]
+    if generation["finish"] in ("length", "refusal"):
+        assert not calls
+        return
+    assert (generation["finish"] == "toolUse") == bool(calls)
+    assert sorted(blocks) == list(range(len(generation["content"])))
+    for index, part in enumerate(generation["content"]):
+        start, *middle, end = blocks[index]
+        assert start["block"] == part["type"] and end["event"] == "end"
+        text = "".join(each["text"] for each in middle)
+        if part["type"] == "toolCall":
+            assert (start["toolCallId"], start["name"]) == (part["toolCallId"], part["name"])
+            assert httpx.Response(200, text=text).json() == part["arguments"]
+        else:
+            assert text == part["text"]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shell]:
+    """A server with a real model: the given one, or ours with SmolLM2."""
+    base_url = request.config.getoption("--base-url", None)
+    if base_url is not None:
+        token = request.config.getoption("--token")
+        if token is None:
+            pytest.fail("--base-url needs --token")
+        shell = Shell(base_url, token, request.config.getoption("--shell-token"))
+        yield shell
+        await shell.http.aclose()
+        return
+    path: Path = request.getfixturevalue("smollm2")
+    connection = ConnectionConfig("smollm2", "SmolLM2", MODEL, Source(path=path), context_length=1024, threads=1)
+    tokens = TokenStore(tmp_path_factory.mktemp("state"))
+    app = create_app(Config(ServerConfig(), (connection,)), tokens=tokens)
+    async with listening(app) as port:
+        shell = Shell(
+            f"http://127.0.0.1:{port}",
+            tokens.create("always", consent="always"),
+            tokens.create("shell", consent="shell"),
+        )
+        yield shell
+        await shell.http.aclose()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pool() -> AsyncIterator[HelperPool]:
+    pool = HelperPool(size=1)
+    await pool.start()
+    yield pool
+    await pool.close()
+
+
+@pytest.fixture(scope="module")
+def vocab(smollm2: Path) -> Vocab:
+    return Vocab.load(str(smollm2))
+
+
+Make = Any
+"""`make(restrictions=…, server=…)` gives a Controlled; it is closed after the test."""
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def make(pool: HelperPool, smollm2: Path, vocab: Vocab, tmp_path: Path) -> AsyncIterator[Make]:
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def made(
+            restrictions: Restrictions | None = None, server: ServerConfig | None = None, chat: Any = None
+        ) -> Controlled:
+            script = Script()
+            connection = ConnectionConfig(
+                "smollm2", "SmolLM2", MODEL, Source(path=smollm2), capabilities=restrictions or Restrictions()
+            )
+            world = World(
+                smollm2,
+                server=server,
+                connections=(connection,),
+                real_clock=True,
+                chat=chat or pool,
+                make_parser=script.make_parser,
+            )
+            tokens = TokenStore(tmp_path / "state")
+            port = await stack.enter_async_context(listening(create_app(world.config, world.runtime, tokens=tokens)))
+            controlled = Controlled(f"http://127.0.0.1:{port}", tokens, world, vocab, script)
+            stack.push_async_callback(controlled.http.aclose)
+            stack.push_async_callback(controlled.owner.aclose)
+            return controlled
+
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def controlled(make: Make) -> Controlled:
+    return await make()
