@@ -17,7 +17,7 @@ from typing import cast
 
 import server
 from server.engine.messages import Done, EngineError, EngineStats, Event, Failed, Job, ModelInfo, ModelSpec, Text
-from server.engine.protocol import Cancel, Decoder, Load, Ready, Refused, Step, Submit, encode
+from server.engine.protocol import Cancel, Crashed, Decoder, Load, Ready, Refused, Step, Submit, encode
 
 _log = logging.getLogger(__name__)
 
@@ -26,6 +26,10 @@ _BACK_OFF = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _STABLE = 60.0
 _GRACE = 2.0
 """Seconds a worker gets to exit by itself once its socket is closed."""
+_SPINS = "2000"
+"""How long ggml's OpenMP threads spin at a barrier before they sleep, of which a step has about a thousand. libgomp's own
+300,000 starve both threads as soon as anything else wants their cores: measured on two cores under a load of eight, a
+step took 1,854 ms with them and 148 ms with these."""
 
 
 class Generation(AsyncIterator[Event]):
@@ -118,6 +122,8 @@ class _Connection(asyncio.Protocol):
 class Engine:
     """One model in a worker process. The engine outlives its worker: when it dies its jobs fail, and another starts."""
 
+    _repack = True
+
     @classmethod
     async def start(cls, spec: ModelSpec, *, on_exit: Callable[[], None] | None = None) -> Engine:
         """Load the model. `on_exit` is called whenever a worker dies unasked. Raises EngineError."""
@@ -134,7 +140,6 @@ class Engine:
         self.info: ModelInfo
         self._spec = spec
         self._on_exit = on_exit
-        self._repack = True
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: _Connection | None = None
         self._answer: asyncio.Future[Ready | Refused] | None = None
@@ -236,6 +241,8 @@ class Engine:
                 if (generation := live.get(job_id)) is not None:
                     self._end(generation, end, told=True)
             self._load = (frame.active, frame.queued)
+        elif isinstance(frame, Crashed):
+            _log.error("the worker failed: %s", frame.trace)
         elif isinstance(frame, Ready | Refused) and self._answer is not None and not self._answer.done():
             self._answer.set_result(frame)
 
@@ -243,13 +250,13 @@ class Engine:
         """Start a process and load the model in it. Raises EngineError.
 
         A worker that dies while it loads is tried again without repacked weights: llama.cpp's AMX kernels, which
-        work on them, crash when an older GCC (seen with 12.2) has compiled them.
+        work on them, crash when an older GCC (seen with 12.2) has compiled them. That holds for every model.
         """
         answer = await self._spawn()
-        if answer is None and self._repack and not self._closing:
+        if answer is None and Engine._repack and not self._closing:
             _log.warning("the worker died while loading the model; trying again without repacked weights")
-            self._repack = False
-            answer = await self._spawn()
+            answer = await self._spawn(repack=False)
+            Engine._repack = not isinstance(answer, Ready)
         if answer is None:
             raise EngineError("the worker died while it loaded the model")
         if isinstance(answer, Refused):
@@ -261,17 +268,21 @@ class Engine:
         for job in waiting:
             self._send(Submit(job))
 
-    async def _spawn(self) -> Ready | Refused | None:
+    async def _spawn(self, *, repack: bool = True) -> Ready | Refused | None:
         """Start a worker and wait for its first word; None where it dies before. Afterwards it runs or is gone."""
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
-            self._process = await asyncio.to_thread(_popen, theirs.fileno())
+            self._process = _popen(theirs.fileno())
         self._answer = loop.create_future()
-        _, connection = await loop.create_unix_connection(lambda: _Connection(self._on_frame), sock=ours)
+        try:
+            _, connection = await loop.create_unix_connection(lambda: _Connection(self._on_frame), sock=ours)
+        except BaseException:
+            ours.close()
+            raise
         self._connection = connection
-        self._send(Load(self._spec, self._repack))
+        self._send(Load(self._spec, repack and Engine._repack))
         await asyncio.wait([self._answer, connection.closed], return_when=asyncio.FIRST_COMPLETED)
         if self._answer.done():
             answer = self._answer.result()
@@ -287,9 +298,9 @@ class Engine:
         self._ready = False
         if self._connection is not None and self._connection.transport is not None:
             self._connection.transport.abort()
-        process, self._process = self._process, None
-        if process is not None:
-            await asyncio.to_thread(_reap, process)
+        if self._process is not None:
+            await asyncio.to_thread(_reap, self._process)
+            self._process = None
 
     async def _supervise(self) -> None:
         """Wait for the worker's death, fail what it was doing, start another; for ever."""
@@ -344,7 +355,7 @@ def _popen(fd: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "server.engine.worker", str(fd)],
         pass_fds=[fd],
-        env={**os.environ, "PYTHONPATH": path, "GGML_NO_BACKTRACE": "1"},
+        env={"GOMP_SPINCOUNT": _SPINS, **os.environ, "PYTHONPATH": path, "GGML_NO_BACKTRACE": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -42,8 +42,7 @@ class Guard:
         markers = {vocab.token_of(marker) for marker in constraint.markers}
         self.banned = np.array(sorted(vocab.controls - named - markers), np.intp)
         self._eog = next(iter(vocab.eog), None)
-        # Whatever continues a text begins with some byte, so asking about every byte tells whether anything may follow.
-        self._probes = np.array([*vocab.byte_tokens.values(), *named], np.int32)
+        self._probes = np.array([*vocab.beginnings, *named], np.int32)
 
     def allows(self, token: int) -> bool:
         return bool(self.among([token])[0])

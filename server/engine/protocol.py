@@ -4,8 +4,8 @@ Every frame is four bytes of length (little endian) and a pickle of one of the t
 and the socket has no name, so nothing foreign is ever unpickled.
 
 To the worker: one `Load`, then `Submit` and `Cancel`. Closing the socket tells it to exit.
-From the worker: `Ready` or `Refused`, then one `Step` for each step that has something to say. A closed socket
-means that the worker is gone.
+From the worker: `Ready` or `Refused`, then one `Step` for each step that has something to say, at last perhaps
+`Crashed`. A closed socket means that the worker is gone.
 """
 
 from __future__ import annotations
@@ -43,6 +43,12 @@ class Refused(NamedTuple):
 
     reason: str
     detail: str
+
+
+class Crashed(NamedTuple):
+    """The worker exits because of an error in our own code: the exception's type and where, without any values."""
+
+    trace: str
 
 
 class Step(NamedTuple):

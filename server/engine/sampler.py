@@ -37,7 +37,8 @@ class TokenSampler:
         self._candidates = candidates
         self._banned = np.array(banned, np.intp)
         self._greedy = sampling.temperature <= 0
-        seed = int(np.random.SeedSequence(sampling.seed).generate_state(1)[0])
+        entropy = None if sampling.seed is None else sampling.seed % 2**64
+        seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
         self._random = np.random.default_rng(seed)
         self._chain: llama.Sampler | None = None
         self.remembers = sampling.repeat_penalty != 1.0

@@ -15,6 +15,9 @@ import numpy as np
 
 from server.engine.messages import Job
 
+_WORTH_REUSING = 16
+"""Tokens: every conversation of a template begins alike, and its first few are no reason to overwrite another."""
+
 
 @dataclass(slots=True, eq=False)
 class Slot:
@@ -89,7 +92,8 @@ class Scheduler:
     def admit(self) -> tuple[Sequence, int] | None:
         """Give the next waiting job a slot; the sequence, and how many of the slot's tokens it begins with.
 
-        The free slot of the same scope with the longest common prefix, else the one longest unused.
+        The free slot of the same scope with the longest common prefix, where that is worth giving up the rest of
+        what the slot holds; else the one longest unused.
         """
         if not self.queue or any(sequence.parked for sequence in self.running):
             return None
@@ -99,7 +103,8 @@ class Scheduler:
         job = self.queue.popleft()
 
         def fit(slot: Slot) -> tuple[int, int]:
-            return (common_prefix(slot.tokens, job.tokens) if slot.scope == job.scope else 0, -slot.used)
+            common = common_prefix(slot.tokens, job.tokens) if slot.scope == job.scope else 0
+            return (common if common >= _WORTH_REUSING or common == len(slot.tokens) else 0, -slot.used)
 
         slot = max(free, key=fit)
         common, _ = fit(slot)

@@ -84,12 +84,16 @@ class Vocab:
     @cached_property
     def byte_tokens(self) -> dict[int, int]:
         """For each byte, a token that stands for just this byte (rare bytes may be missing)."""
-        special = _CONTROL | _UNKNOWN
-        return {
-            piece[0]: token
-            for token, piece in enumerate(self.pieces)
-            if len(piece) == 1 and not self._attributes[token] & special
-        }
+        return {piece[0]: token for piece, token in self._plain.items() if len(piece) == 1}
+
+    @cached_property
+    def beginnings(self) -> list[int]:
+        """Plain-text tokens that tell whether any text may follow: if none of these may, nothing may.
+
+        Whatever follows begins with some byte; where a byte has no token of its own, its longer tokens stand in.
+        """
+        longer = [token for piece, token in self._plain.items() if piece[0] not in self.byte_tokens]
+        return [*self.byte_tokens.values(), *longer]
 
     def spell(self, data: bytes) -> list[int]:
         """Plain-text tokens whose pieces concatenate to `data`: the longest first, never control tokens."""

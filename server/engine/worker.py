@@ -14,6 +14,7 @@ import queue
 import socket
 import sys
 import threading
+import traceback
 from typing import Literal
 
 import numpy as np
@@ -23,7 +24,7 @@ from server.engine import llama
 from server.engine.constraint import ConstraintError, Guard
 from server.engine.device import cores
 from server.engine.messages import Done, Failed, ModelInfo, ModelSpec
-from server.engine.protocol import Cancel, Decoder, Load, Ready, Refused, Step, Submit, encode
+from server.engine.protocol import Cancel, Crashed, Decoder, Load, Ready, Refused, Step, Submit, encode
 from server.engine.sampler import PENALTY_WINDOW, NothingAllowed, TokenSampler
 from server.engine.scheduler import Scheduler, Sequence
 from server.engine.vocab import Vocab
@@ -108,8 +109,8 @@ class Worker:
             for frame in decoder.feed(data):
                 # Put first, then look: the main thread announces a step first, then looks into the inbox.
                 self._inbox.put(frame)
-                if isinstance(frame, Cancel) and self._flight.cancel(frame.job_id):
-                    self._context.abort()
+                if isinstance(frame, Cancel) and self._flight.cancel(frame.job_id) and not self._model.recurrent:
+                    self._context.abort()  # a running state would be left part-way
         os._exit(0)
 
     # --- the main thread
@@ -311,7 +312,12 @@ def main() -> None:
     llama.log_to(None)
     connection.sendall(encode(Ready(worker.info)))
     threading.Thread(target=worker.receive, args=(decoder,), daemon=True).start()
-    worker.run()
+    try:
+        worker.run()
+    except Exception as error:
+        trace = "".join(traceback.format_tb(error.__traceback__)) + type(error).__name__
+        connection.sendall(encode(Crashed(trace)))
+        raise
 
 
 if __name__ == "__main__":

@@ -1,0 +1,100 @@
+"""One engine on SmolLM2 for all tests that do not kill it, and short ways to ask it."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from server.engine import Constraint, Done, Engine, Failed, Generation, Job, ModelSpec, Sampling, Segment, Text, Vocab
+
+GREEDY = Sampling(temperature=0)
+_ids = itertools.count(1)
+
+
+@dataclass
+class Outcome:
+    """All events of one generation."""
+
+    texts: list[Text] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    end: Done | Failed | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(text.text for text in self.texts)
+
+    @property
+    def done(self) -> Done:
+        assert isinstance(self.end, Done), self.end
+        return self.end
+
+    @property
+    def failed(self) -> Failed:
+        assert isinstance(self.end, Failed), self.end
+        return self.end
+
+
+@dataclass
+class Model:
+    """An engine and its vocabulary."""
+
+    engine: Engine
+    vocab: Vocab
+
+    def job(
+        self,
+        prompt: str,
+        *,
+        max_tokens: int | None = 8,
+        sampling: Sampling = GREEDY,
+        scope: str | None = None,
+        seconds: float = 60,
+        constraint: Constraint | None = None,
+        banned: tuple[int, ...] = (),
+    ) -> Job:
+        """A job of its own scope unless told otherwise, so that tests do not see each other's cache."""
+        number = next(_ids)
+        return Job(
+            id=number,
+            tokens=self.vocab.tokenize([Segment(prompt, control=True)]),
+            sampling=sampling,
+            scope=scope or f"test {number}",
+            deadline=time.monotonic() + seconds,
+            max_tokens=max_tokens,
+            constraint=constraint,
+            banned=banned,
+        )
+
+    async def run(self, job: Job) -> Outcome:
+        return await collect(self.engine.generate(job))
+
+
+async def collect(events: Generation) -> Outcome:
+    """Read a generation to its end."""
+    outcome = Outcome()
+    async for event in events:
+        if isinstance(event, Text):
+            outcome.texts.append(event)
+            outcome.times.append(time.monotonic())
+        else:
+            assert outcome.end is None
+            outcome.end = event
+    return outcome
+
+
+@pytest.fixture(scope="session")
+def vocab(smollm2: Path) -> Vocab:
+    return Vocab.load(str(smollm2))
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
+async def model(smollm2: Path, vocab: Vocab) -> AsyncIterator[Model]:
+    engine = await Engine.start(ModelSpec(str(smollm2), context_length=2048, slots=8, queue=4))
+    yield Model(engine, vocab)
+    await engine.close()
