@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections import OrderedDict
@@ -108,7 +109,7 @@ def _compile(text: str, formats: str, style: str, spelling: str, given: Mapping[
         raise ValueError("unknown formats, style or spelling")
     limits.start()
     try:
-        with _deep_recursion():
+        with _roomy():
             node = _load(text)
             document = Document(node, {uri: _load(other) for uri, other in given.items()})
             normal = Normalizer(document, formats=formats, tracking='"unevaluated' in text or any('"unevaluated' in t for t in given.values()))
@@ -129,11 +130,15 @@ def _load(text: str) -> Any:
 
 
 @contextmanager
-def _deep_recursion() -> Iterator[None]:
-    """Room for the mutual recursion of terms and shapes; `limits.DEPTH` bounds documents, not chains of references."""
-    before = sys.getrecursionlimit()
+def _roomy() -> Iterator[None]:
+    """Room for the mutual recursion of terms and shapes (`limits.DEPTH` bounds documents, not chains of references), and
+    no search for cyclic garbage: a compilation makes many small objects and no garbage worth collecting."""
+    before, collecting = sys.getrecursionlimit(), gc.isenabled()
     sys.setrecursionlimit(max(before, 10_000))
+    gc.disable()
     try:
         yield
     finally:
         sys.setrecursionlimit(before)
+        if collecting:
+            gc.enable()

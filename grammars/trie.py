@@ -1,106 +1,116 @@
-"""Property names as a tree of characters, so that a grammar decides between names one character at a time.
-
-A node maps a piece (a character as it is spelled) to the next node; the piece `END` leads to a leaf, the sequence that
-follows the name, or to None, where the name is taken and must not come again. Insertion copies the path: the trees of
-the positions of one object share all that they have in common, which keeps the rules linear in the names.
-"""
+"""Property names as trees of characters, so that a grammar decides between names one character at a time."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from typing import TypeAlias, Union
 
-from .rules import Chars, Grammar, Lit, Ref, Rule, Sequence
+from .rules import Chars, Grammar, Lit, Ref, Repeat, Rule, Sequence
 from .spelling import JSON_ESCAPES, JSON_PLAIN
 
-Node: TypeAlias = dict[str, Union["Node", Sequence, None]]
+Node: TypeAlias = dict[str, Union["Node", Sequence]]
+"""A character leads to a node; `END` leads to the sequence that follows the name."""
 
 END = ""
 
 
-def insert(node: Node | None, pieces: list[str], leaf: Sequence | None) -> Node:
-    """The tree with one more name (or another leaf for a name that it has)."""
+def insert(node: Node | None, name: str, leaf: Sequence) -> Node:
+    """The tree with one more name, or with another leaf for it. Only the path is copied: trees share the rest."""
     root: Node = dict(node) if node else {}
     here = root
-    for piece in pieces:
-        below = here.get(piece)
+    for char in name:
+        below = here.get(char)
         copy: Node = dict(below) if isinstance(below, dict) else {}
-        here[piece] = copy
+        here[char] = copy
         here = copy
     here[END] = leaf
     return root
 
 
 class TrieWriter:
-    """Writes trees into a grammar. `others`: what follows where a name leaves the tree: a character and the rest of the
-    name (`rest` begins after that character), or the end of the name (`close`); None where only the names of the tree may
-    come.
-    """
+    """Writes trees into a grammar; what two trees share is written once."""
 
-    def __init__(self, grammar: Grammar, quote: str, rest: Sequence | None = None, close: Sequence | None = None) -> None:
-        self.grammar, self.quote, self.rest, self.close = grammar, quote, rest, close
-        self._escape: Sequence | None = None if rest is None else (escape_rule(grammar), *rest)
-        self._end: Sequence | None = None if close is None else (Lit(quote), *close)
+    def __init__(self, grammar: Grammar, end: str) -> None:
+        self.grammar, self.end = grammar, end
         self._done: dict[int, Sequence] = {}
         self._keep: list[Node] = []
 
     def write(self, node: Node) -> Sequence:
         known = self._done.get(id(node))
         if known is None:
-            known = self._open(node) if self.rest is not None else self._closed(node)
-            self._done[id(node)] = known
+            known = self._done[id(node)] = self._write(node)
             self._keep.append(node)
         return known
 
-    def _closed(self, node: Node) -> Sequence:
+    def _write(self, node: Node) -> Sequence:
         text = ""
         while len(node) == 1:
-            piece, below = next(iter(node.items()))
-            if piece == END:
-                assert below is not None and not isinstance(below, dict)
-                return (Lit(text + self.quote), *below)
+            char, below = next(iter(node.items()))
+            if char == END:
+                assert not isinstance(below, dict)
+                return (Lit(text + self.end), *below)
             assert isinstance(below, dict)
-            text += piece
+            text += char
             node = below
         rule: list[Sequence] = []
-        for piece, below in node.items():
-            if piece == END:
-                assert below is not None and not isinstance(below, dict)
-                rule.append((Lit(self.quote), *below))
+        for char, below in node.items():
+            if isinstance(below, dict):
+                rule.append((Lit(char), *self.write(below)))
             else:
-                assert isinstance(below, dict)
-                rule.append((Lit(piece), *self.write(below)))
+                rule.append((Lit(self.end), *below))
         ref = self.grammar.add(tuple(rule), "k")
         return (Lit(text), ref) if text else (ref,)
 
-    def _open(self, node: Node) -> Sequence:
-        assert self.rest is not None and self._escape is not None and self._end is not None
-        rule: list[Sequence] = []
-        taken = "".join(sorted([piece for piece in node if len(piece) == 1]))
-        plain = without(taken)
-        if plain.ranges:
-            rule.append((plain, *self.rest))
-        escaped = False
-        for piece, below in node.items():
-            if piece == END:
-                if below is not None:
-                    assert not isinstance(below, dict)
-                    rule.append((Lit(self.quote), *below))
+
+class OtherNames:
+    """Rules for the inside of a JSON string, closing quote included, that spells none of some names.
+
+    A rule depends only on what may not follow, so objects share the rules of the ends of their names.
+    """
+
+    def __init__(self, grammar: Grammar, char: Ref) -> None:
+        self.grammar, self.char = grammar, char
+        self._done: dict[frozenset[str], Ref] = {}
+        self._rest: Ref | None = None
+
+    def write(self, names: frozenset[str]) -> Ref:
+        """`names` as they are spelled between the quotes."""
+        if self._rest is None:
+            self._rest = self.grammar.add(((Repeat(self.char, 0, None), Lit('"')),), "n")
+        if not names:
+            return self._rest
+        known = self._done.get(names)
+        if known is not None:
+            return known
+        ref = self._done[names] = Ref(self.grammar.fresh("n"))
+        todo = [(ref, names)]
+        while todo:
+            here, suffixes = todo.pop()
+            below: dict[str, list[str]] = {}
+            for suffix in suffixes:
+                piece = suffix[:1] if suffix[:1] != "\\" else suffix[: 6 if suffix[1] == "u" else 2]
+                below.setdefault(piece, []).append(suffix[len(piece) :])
+            rule: list[Sequence] = [(without("".join(sorted([p for p in below if len(p) == 1]))), self._rest)]
+            for piece, rests in below.items():
+                if piece:
+                    key = frozenset(rests)
+                    found = self._done.get(key)
+                    if found is None:
+                        found = self._done[key] = Ref(self.grammar.fresh("n"))
+                        todo.append((found, key))
+                    rule.append((Lit(piece), found))
+            if "" not in below:
+                rule.append((Lit('"'),))
+            if any(len(piece) > 1 for piece in below):
+                rule.extend((Lit(spelled), self._rest) for spelled in JSON_ESCAPES.values() if spelled not in below)
             else:
-                assert isinstance(below, dict)
-                rule.append((Lit(piece), *self.write(below)))
-                escaped = escaped or len(piece) > 1
-        if END not in node:
-            rule.append(self._end)
-        if escaped:
-            rule.extend((Lit(spelled), *self.rest) for spelled in JSON_ESCAPES.values() if spelled not in node)
-        else:
-            rule.append(self._escape)
-        return (self.grammar.add(tuple(rule), "k"),)
+                rule.append((escape_rule(self.grammar), self._rest))
+            self.grammar.define(here.name, tuple(rule))
+        return ref
 
 
 def escape_rule(grammar: Grammar) -> Ref:
-    """A character that JSON strings escape, in its one spelling."""
+    """A character that JSON strings must escape, in its one short spelling."""
     if "escape" not in grammar.rules:
         short = Chars(tuple((ord(c), ord(c)) for c in sorted('"\\bfnrt')))
         digit = Chars(((0x30, 0x39), (0x61, 0x66)))

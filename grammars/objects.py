@@ -1,0 +1,257 @@
+"""One object of the normal form as grammar rules.
+
+Few declared properties may come in any order; more of them come in the order of the schema, any subset that is allowed.
+Undeclared ones come anywhere behind the last required one. Every declared property comes at most once, and no
+undeclared one spells a declared name. Rules are right-linear in the members.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from . import limits, textsets
+from .automata import DFA
+from .rules import Lit, Ref, Sequence
+from .shapes import FALSE, TRUE, ObjectShape, Term
+from .trie import Node, TrieWriter, insert
+
+if TYPE_CHECKING:
+    from .writer import Writer
+
+FREE = 4
+"""Declared properties that may come in any order: the rules grow with the number of their subsets."""
+_STATES = 4_000
+"""States of one object whose members must be counted or depend on each other."""
+
+
+class _Others(NamedTuple):
+    """A class of undeclared names (`names` None: all), the term of their values, and the bits of `some` they can satisfy."""
+
+    names: DFA | None
+    term: Term
+    bits: int
+
+
+class ObjectWriter:
+    """Writes one object shape. Every alternative that `write` returns is a whole object."""
+
+    def __init__(self, writer: Writer, shape: ObjectShape) -> None:
+        self.writer, self.shape, self.grammar = writer, shape, writer.grammar
+        self.colon, self.comma = writer.spelling.colon, writer.spelling.comma
+        self.quote = writer.spelling.quote
+        self.terms = dict(shape.props)
+        self.names = [name for name, term in shape.props if term is not FALSE]
+        self.others: list[_Others] = []
+        self.trie = TrieWriter(self.grammar, self.quote)
+
+    def write(self) -> tuple[Sequence, ...]:
+        shape = self.shape
+        self.others = self._others()
+        possible = None if self.others else len(self.names)
+        required = len(shape.required)
+        least, most = shape.least, shape.most
+        if possible is not None and possible < least:
+            return ()
+        counted = least > required or (most is not None and (possible is None or most < possible))
+        if counted or shape.needs or shape.some:
+            return self._counted()
+        if 1 < len(self.names) <= FREE:
+            return self._free()
+        return self._ordered()
+
+    def _others(self) -> list[_Others]:
+        shape = self.shape
+        if not shape.layers and shape.names == textsets.ALL and not shape.some:
+            return [_Others(None, shape.rest, 0)] if shape.rest is not FALSE else []
+        return [_Others(*found) for found in self.writer.normal.name_classes(shape)]
+
+    # Members
+
+    def _value(self, term: Term, after: Sequence) -> Sequence:
+        return (Lit(self.colon), *self.writer.term(term), *after)
+
+    def _other(self, others: _Others, leaf: Sequence) -> Sequence:
+        """A member with an undeclared name; `leaf` begins after the name."""
+        if others.names is not None:
+            return (*self.writer.strings.write(others.names), *leaf)
+        if not self.shape.props:
+            return (*self.writer.text(textsets.ALL)[0], *leaf)
+        taken = frozenset(self.writer.spelling.text(name) for name, _ in self.shape.props)
+        return (Lit(self.quote), self.writer.other_names.write(taken), *leaf)
+
+    def _declared(self, node: Node) -> Sequence:
+        return (Lit(self.quote), *self.trie.write(node))
+
+    def _insert(self, node: Node | None, name: str, leaf: Sequence) -> Node:
+        return insert(node, self.writer.spelling.text(name), leaf)
+
+    def _shared(self, sequence: Sequence) -> Sequence:
+        return (self.grammar.add((sequence,), "m"),)
+
+    # Objects
+
+    def _ordered(self) -> tuple[Sequence, ...]:
+        """Backwards through the declared properties; what follows each of them is one rule."""
+        names, required = self.names, self.shape.required
+        closing: Sequence = (Lit("}"),)
+        node: Node | None = None
+        may_end = True
+        rest: Sequence = closing
+        members: list[Sequence] = []
+        for i in range(len(names), -1, -1):
+            if i < len(names):
+                name = names[i]
+                leaf = self._value(self.terms[name], rest)
+                if name in required:
+                    node, may_end = None, False
+                if i and names[i - 1] not in required:  # several positions lead to this property
+                    leaf = self._shared(leaf)
+                node = self._insert(node, name, leaf)
+            members = [self._declared(node)] if node else []
+            if may_end and self.others:
+                here = Ref(self.grammar.fresh("o"))
+                members += [self._other(others, self._value(others.term, (here,))) for others in self.others]
+                self.grammar.define(here.name, (closing, *((Lit(self.comma), *member) for member in members)))
+                rest = (here,)
+            elif may_end:
+                after = [(Lit(self.comma), *member) for member in members]
+                rest = (self.grammar.add((closing, *after), "o"),) if after else closing
+            else:
+                rest = (Lit(self.comma), *members[0])
+        start: list[Sequence] = [(Lit("{"), *member) for member in members]
+        if may_end:
+            start.append((Lit("{}"),))
+        return tuple(start)
+
+    def _free(self) -> tuple[Sequence, ...]:
+        """Any order: a state is the set of declared properties that are still to come."""
+        names, required = self.names, self.shape.required
+        full = (1 << len(names)) - 1
+        must = sum(1 << i for i, name in enumerate(names) if name in required)
+        closing: Sequence = (Lit("}"),)
+        rests: list[Sequence] = []
+        members: list[Sequence] = []
+        for left in range(full + 1):
+            node: Node | None = None
+            for i, name in enumerate(names):
+                if left >> i & 1:
+                    leaf = self._value(self.terms[name], rests[left & ~(1 << i)])
+                    node = self._insert(node, name, leaf)
+            members = [self._declared(node)] if node else []
+            may_end = not left & must
+            if may_end and self.others:
+                here = Ref(self.grammar.fresh("o"))
+                members += [self._other(others, self._value(others.term, (here,))) for others in self.others]
+                self.grammar.define(here.name, (closing, *((Lit(self.comma), *member) for member in members)))
+                rests.append((here,))
+            else:
+                after = [(Lit(self.comma), *member) for member in members]
+                alternatives = ((closing,) if may_end else ()) + tuple(after)
+                one = len(alternatives) == 1
+                rests.append(alternatives[0] if one else (self.grammar.add(alternatives, "o"),))
+        start: list[Sequence] = [(Lit("{"), *member) for member in members]
+        if not must:
+            start.append((Lit("{}"),))
+        return tuple(start)
+
+    def _counted(self) -> tuple[Sequence, ...]:
+        """The general case, in order: members are counted, depend on each other, or must satisfy `some`.
+
+        A state is (next property, members so far, names seen that matter, names that must come, `some` satisfied).
+        """
+        shape, names, normal = self.shape, self.names, self.writer.normal
+        required = shape.required
+        index = {name: i for i, name in enumerate(names)}
+        needs: dict[str, set[str]] = {}
+        dead: set[str] = set()
+        for name, needed in shape.needs:
+            if name in index:
+                if any(other not in index for other in needed):
+                    dead.add(name)
+                needs.setdefault(name, set()).update(n for n in needed if n in index and n != name)
+        if dead & required:
+            return ()
+        last_use: dict[str, int] = {}
+        for name, wanted in needs.items():
+            for other in wanted:
+                last_use[other] = max(last_use.get(other, -1), index[name])
+        all_bits = (1 << len(shape.some)) - 1
+        cap = shape.least if shape.most is None else max(shape.least, shape.most)
+        last_required = max((index[name] for name in required if name in index), default=-1)
+        states: dict[_State, Ref] = {}
+        queue: list[_State] = []
+
+        def rest(state: _State) -> Sequence:
+            ref = states.get(state)
+            if ref is None:
+                if len(states) >= _STATES:
+                    raise limits.LimitExceeded("states")
+                ref = states[state] = Ref(self.grammar.fresh("o"))
+                queue.append(state)
+            return (ref,)
+
+        def leaf(term: Term, applicable: int, state: _State) -> Sequence:
+            """What follows a name: the value, with or without satisfying each of `some`, and the rest."""
+            options = [(term, state.bits)]
+            for b, (_, wanted) in enumerate(shape.some):
+                if not state.bits >> b & 1 and applicable >> b & 1:
+                    if wanted is TRUE:
+                        options = [(t, bits | 1 << b) for t, bits in options]
+                    else:
+                        options += [(normal.terms.all(t, wanted), bits | 1 << b) for t, bits in options]
+            leaves = [self._value(t, rest(state._replace(bits=bits))) for t, bits in options if t is not FALSE]
+            return leaves[0] if len(leaves) == 1 else (self.grammar.add(tuple(leaves), "m"),)
+
+        declared_bits = {
+            name: sum(1 << b for b, (where, _) in enumerate(shape.some) if normal.texts.accepts(where, name))
+            for name in names
+        }
+
+        def members(state: _State) -> list[Sequence]:
+            if shape.most is not None and state.count >= shape.most:
+                return []
+            count = min(state.count + 1, cap)
+            node: Node | None = None
+            for j in range(state.next, len(names)):
+                name = names[j]
+                wanted = needs.get(name, set())
+                if name not in dead and all(n in state.seen or index[n] > j for n in wanted):
+                    ahead = {n for n in wanted if index[n] > j and n not in required}
+                    seen = frozenset(n for n in (*state.seen, name) if last_use.get(n, -1) > j)
+                    following = _State(j + 1, count, seen, (state.pending | ahead) - {name}, state.bits)
+                    node = self._insert(node, name, leaf(self.terms[name], declared_bits[name], following))
+                if name in required or name in state.pending:
+                    break
+            out = [self._declared(node)] if node else []
+            if state.next > last_required and not state.pending:
+                following = state._replace(count=count)
+                out += [self._other(others, leaf(others.term, others.bits, following)) for others in self.others]
+            return out
+
+        def may_end(state: _State) -> bool:
+            return (
+                state.count >= shape.least
+                and not state.pending
+                and state.bits == all_bits
+                and state.next > last_required
+            )
+
+        first = _State(0, 0, frozenset(), frozenset(), 0)
+        start: list[Sequence] = [(Lit("{"), *member) for member in members(first)]
+        if may_end(first):
+            start.append((Lit("{}"),))
+        while queue:
+            limits.check()
+            state = queue.pop()
+            rule: list[Sequence] = [(Lit("}"),)] if may_end(state) else []
+            rule += [(Lit(self.comma), *member) for member in members(state)]
+            self.grammar.define(states[state].name, tuple(rule))
+        return tuple(start)
+
+
+class _State(NamedTuple):
+    next: int
+    count: int
+    seen: frozenset[str]
+    pending: frozenset[str]
+    bits: int
