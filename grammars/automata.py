@@ -72,14 +72,17 @@ class DFA:
     Made by the functions and methods of this module only, so that the invariant of the module holds.
     """
 
-    __slots__ = ("_hash", "_lows", "accepting", "transitions")
+    __slots__ = ("_hash", "_lows", "accepting", "name", "transitions")
 
     accepting: frozenset[int]
     transitions: tuple[Row, ...]
+    name: str | None
+    """What rules of it are called, for languages that many grammars have in common; no part of its value."""
 
     def __init__(self, accepting: frozenset[int], transitions: tuple[Row, ...]) -> None:
         self.accepting = accepting
         self.transitions = transitions
+        self.name = None
         self._hash: int | None = None
         self._lows: list[list[int] | None] | None = None
 

@@ -148,6 +148,7 @@ def format_dfa(name: str) -> DFA | None:
     language = pattern_dfa(f"^(?:{pattern})$")
     if name == "hostname":
         language = difference(language, pattern_dfa(r"(?:^|\.)(?![Xx][Nn])..--"))
+    language.name = name
     return language
 
 

@@ -63,6 +63,13 @@ class Grammar:
         self.rules[name] = rule
         return Ref(name)
 
+    def include(self, rules: dict[str, Rule]) -> None:
+        """Adds rules that have the same names in every grammar."""
+        self._count += len(rules)
+        if self._count > limits.RULES:
+            raise LimitExceeded("rules")
+        self.rules.update(rules)
+
     def add(self, rule: Rule, hint: str = "r") -> Ref:
         """Defines a rule under a fresh name."""
         return self.define(self.fresh(hint), rule)

@@ -35,11 +35,12 @@ from .rules import Chars, Grammar, Item, Lit, Ref, Repeat, Rule, Sequence, repea
 class Spelling:
     """How text is written: its quotes, which characters need a backslash, and which letter or number follows it.
 
+    `key` begins the names of the rules that every string of this spelling shares, so spellings can share a grammar.
     `short` maps a code point to the letter behind the backslash; every other character of `escaped` is written as
     `prefix` and two hexadecimal digits. Without quotes nothing is escaped, and the automaton is the spelling.
     """
 
-    name: str
+    key: str
     quote: str
     escaped: Ranges = ()
     short: tuple[tuple[int, str], ...] = ()
@@ -51,7 +52,7 @@ class Spelling:
 
 
 _CONTROLS = ((8, "b"), (9, "t"), (10, "n"), (12, "f"), (13, "r"))
-JSON = Spelling("json", '"', char_set([(0, 31), (34, 34), (92, 92)]), ((34, '"'), (92, "\\"), *_CONTROLS), "u00")
+JSON = Spelling("", '"', char_set([(0, 31), (34, 34), (92, 92)]), ((34, '"'), (92, "\\"), *_CONTROLS), "u00")
 """RFC 8259, section 7."""
 PYTHON_SINGLE = Spelling(
     "python", "'", char_set([(0, 31), (39, 39), (92, 92)]), ((39, "'"), (92, "\\"), *_CONTROLS), "x"
@@ -60,7 +61,7 @@ PYTHON_DOUBLE = Spelling(
     "python", '"', char_set([(0, 31), (34, 34), (92, 92)]), ((34, '"'), (92, "\\"), *_CONTROLS), "x"
 )
 """The Python Language Reference, 2.4.1 "String and Bytes literals"."""
-RAW = Spelling("raw", "")
+RAW = Spelling("raw-", "")
 
 _HEX = (*((48 + n, 48 + n) for n in range(10)), *((65 + n, 97 + n) for n in range(6)))
 _ANY_HEX = Chars(((48, 57), (65, 70), (97, 102)))
@@ -111,6 +112,10 @@ class Strings:
 
         The language must not be empty. Raises `LimitExceeded("states")` where it would take too many rules.
         """
+        if language.name is not None and not least and most is None:
+            rules, sequence = _template(language, self.spelling)
+            self.grammar.include(rules)
+            return sequence
         key = (language, least, most)
         ref = self._memo.get(key)
         if ref is None:
@@ -164,37 +169,36 @@ class Strings:
         """Any character, in any legal spelling."""
         if not self.spelling.quote:
             return Chars(((0, LAST),))
-        ref = self._memo.get("char")
-        if ref is None:
+        name = f"{self.spelling.key}char"
+        if name not in self.grammar.rules:
             raw, _ = _split(((0, LAST),), self.spelling.escaped)
-            ref = self.grammar.add(((Chars(raw),), (Lit("\\"), self._any_escape)), "char")
-            self._memo["char"] = ref
-        return ref
+            self.grammar.define(name, ((Chars(raw),), (Lit("\\"), self._any_escape)))
+        return Ref(name)
 
     @property
     def _any_escape(self) -> Ref:
         """What may follow a backslash."""
-        ref = self._memo.get("escape")
-        if ref is None:
+        name = f"{self.spelling.key}any-escape"
+        if name not in self.grammar.rules:
             if self.spelling.prefix == "x":
                 letters = char_set([(ord(c), ord(c)) for c in "\"'\\bfnrt"])
                 number: Sequence = (Lit("x"), Repeat(_ANY_HEX, 2, 2))
             else:
                 letters = char_set([(ord(c), ord(c)) for c in '"\\/bfnrt'])
                 number = (Lit("u"), self._utf16)
-            ref = self._memo["escape"] = self.grammar.add(((Chars(letters),), number), "esc")
-        return ref
+            self.grammar.define(name, ((Chars(letters),), number))
+        return Ref(name)
 
     @property
     def _utf16(self) -> Ref:
         """Four digits of a character, or of a high surrogate and then its low one."""
         two = Repeat(_ANY_HEX, 2, 2)
         d, eight_to_b, c_to_f = _hex_digits([13]), _hex_digits([8, 9, 10, 11]), _hex_digits([12, 13, 14, 15])
-        after_d = self.grammar.add(
-            ((_hex_digits(list(range(8))), two), (eight_to_b, two, Lit("\\u"), d, c_to_f, two)), "esc"
+        after_d = self.grammar.define(
+            "utf16-d", ((_hex_digits(list(range(8))), two), (eight_to_b, two, Lit("\\u"), d, c_to_f, two))
         )
         not_d = _hex_digits([n for n in range(16) if n != 13])
-        return self.grammar.add(((not_d, Repeat(_ANY_HEX, 3, 3)), (d, after_d)), "esc")
+        return self.grammar.define("utf16", ((not_d, Repeat(_ANY_HEX, 3, 3)), (d, after_d)))
 
     def _item(self, chars: Ranges) -> Item:
         """One character of a set as a single item."""
@@ -216,13 +220,12 @@ class Strings:
     @property
     def _rest(self) -> Ref:
         """Any text, and the closing quote."""
-        ref = self._memo.get("rest")
-        if ref is None:
-            name = self.grammar.fresh("rest")
-            ref = self._memo["rest"] = Ref(name)
+        name = f"{self.spelling.key}rest"
+        if name not in self.grammar.rules:
             raw, _ = _split(((0, LAST),), self.spelling.escaped)
+            ref = Ref(name)
             self.grammar.define(name, ((Chars(raw), ref), (Lit("\\"), self._any_escape, ref), (self._end,)))
-        return ref
+        return Ref(name)
 
     def _chars(self, raw: Ranges) -> Item:
         if len(raw) == 1 and raw[0][0] == raw[0][1]:
@@ -274,6 +277,28 @@ class Strings:
         return _Writer(self, language).line(0)
 
 
+class _Named(Grammar):
+    """Rules whose names begin with that of a language."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def fresh(self, hint: str = "r") -> str:
+        self._count += 1
+        return f"{self.name}-{self._count}"
+
+
+@lru_cache(256)
+def _template(language: DFA, spelling: Spelling) -> tuple[dict[str, Rule], Sequence]:
+    """The rules of a language that has a name, the same in every grammar, and the sequence that leads into them."""
+    assert language.name is not None
+    grammar = _Named(f"{spelling.key}{language.name}")
+    strings = Strings(grammar, spelling)
+    entry = grammar.define(grammar.name, (strings._whole(language, 0, None),))
+    return grammar.rules, (entry,)
+
+
 class _Writer:
     """Writes one automaton: straight lines become sequences, states where lines part or meet become rules."""
 
@@ -293,6 +318,7 @@ class _Writer:
         for state, groups_ in enumerate(self.groups):
             entries[state] -= state in groups_
         self.entries = entries
+        self.runs: dict[int, tuple[int, int]] = {}
         self.refs: dict[int, Ref] = {}
         self.pending: list[int] = []
 
@@ -349,20 +375,22 @@ class _Writer:
 
     def _run(self, state: int) -> tuple[int, int]:
         """How far accepting states follow each other by one and the same set of characters, and where that ends."""
-        accepting = self.language.accepting
-        count = 0
-        chars: Ranges | None = None
-        while True:
-            groups = self.groups[state]
-            if state not in accepting or len(groups) != 1:
-                break
-            (target, here), *_ = groups.items()
-            if target == state or (chars is not None and here != chars):
-                break
-            chars = here
-            state = target
-            count += 1
-        return (count, state) if state in accepting else (0, state)
+        accepting, groups, runs = self.language.accepting, self.groups, self.runs
+        chain: list[int] = []
+        here = state
+        while here not in runs:
+            following = next(iter(groups[here]), here)
+            if here not in accepting or len(groups[here]) != 1 or following == here or following not in accepting:
+                runs[here] = (0, here)
+            elif list(groups[following].values()) == list(groups[here].values()) and following not in groups[following]:
+                chain.append(here)
+                here = following
+            else:
+                runs[here] = (1, following)
+        for here in reversed(chain):
+            count, last = runs[next(iter(groups[here]))]
+            runs[here] = (count + 1, last) if count else (1, next(iter(groups[here])))
+        return runs[state]
 
     def _conflict(self, groups: dict[int, Ranges]) -> bool:
         """Whether a backslash may lead to more than one state."""
@@ -416,7 +444,7 @@ def _joined(items: tuple[Item, ...] | list[Item]) -> Sequence:
             last = out[-1]
             base, low, high = (item.item, item.min, item.max) if isinstance(item, Repeat) else (item, 1, 1)
             base2, low2, high2 = (last.item, last.min, last.max) if isinstance(last, Repeat) else (last, 1, 1)
-            if base == base2 and (low == high or low2 == high2):
+            if type(base) is type(base2) and base == base2 and (low == high or low2 == high2):
                 most = None if high is None or high2 is None else high + high2
                 if low + low2 <= limits.REPEAT and (most is None or most <= limits.REPEAT):
                     out[-1] = Repeat(base, low + low2, most)
