@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Any
 
@@ -24,6 +25,7 @@ from server.http.asgi import (
 )
 from server.http.callers import authenticate
 from server.runtime import Caller, LiveGeneration, Runtime
+from server.runtime.runtime import log_unexpected
 from server.state import TokenStore
 from server.wire import (
     BadEnvelope,
@@ -50,6 +52,10 @@ LARGE_BODY = 32 * 1024
 """Bytes from which a body is read in a thread, so that the event loop keeps its rhythm."""
 
 RESULT = "llm.generate.result"
+DESCRIBED = "llm.describe.result"
+SELECTED = "llm.select.result"
+
+log = logging.getLogger(__name__)
 
 
 class Nap:
@@ -140,15 +146,16 @@ class Nap:
     async def _result(self, caller: Caller, envelope: Select | Describe | Cancel) -> dict[str, Any]:
         if isinstance(envelope, Cancel):
             return cancel_result(envelope.id, self._runtime.cancel(caller.endpoint, envelope.request_id))
-        if isinstance(envelope, Describe):
-            try:
-                return describe_result(envelope.id, await self._runtime.describe(caller, envelope.handle))
-            except WireError as error:
-                return error_result("llm.describe.result", envelope.id, error)
         try:
+            if isinstance(envelope, Describe):
+                return describe_result(envelope.id, await self._runtime.describe(caller, envelope.handle))
             return select_result(envelope.id, await self._runtime.select(caller, envelope.requirements))
         except WireError as error:
-            return error_result("llm.select.result", envelope.id, error)
+            failure = error
+        except Exception as error:
+            log_unexpected(log, "an operation failed", error)
+            failure = WireError("provider-error", "the operation failed inside the server")
+        return error_result(DESCRIBED if isinstance(envelope, Describe) else SELECTED, envelope.id, failure)
 
     async def _generate(self, caller: Caller, envelope: Generate, streamed: bool, receive: Receive, send: Send) -> None:
         try:
