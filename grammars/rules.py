@@ -20,9 +20,10 @@ class Lit(NamedTuple):
 
 
 class Ref(NamedTuple):
-    """The rule of this name."""
+    """The rule of this name. `kind` keeps it apart from a literal of the same text: tuples are equal by content."""
 
     name: str
+    kind: str = "rule"
 
 
 class Chars(NamedTuple):

@@ -11,7 +11,7 @@ from grammars.formats import format_dfa
 from grammars.limits import LimitExceeded
 from grammars.matcher import Matcher
 from grammars.pattern import pattern_dfa
-from grammars.rules import Grammar, gbnf
+from grammars.rules import Grammar, Lit, Ref, gbnf
 from grammars.strings import JSON, PYTHON_DOUBLE, PYTHON_SINGLE, RAW, Spelling, Strings, bounded, up_to, without
 
 from .judge import Judge
@@ -194,3 +194,10 @@ def test_what_cannot_be_written_is_said() -> None:
     assert caught.value.limit == "states"
     assert bounded(pattern_dfa("^a{2,3}$"), 1, 9) == pattern_dfa("^a{2,3}$")
     assert intersect(pattern_dfa("^a"), pattern_dfa("^b")).is_empty()
+
+
+def test_a_literal_that_spells_the_name_of_a_rule_is_not_that_rule() -> None:
+    rules = {"root": ((Lit("q1"),), (Ref("q1"),)), "q1": ((Lit("z"),),)}
+    for text in ("q1", "z"):
+        matcher = Matcher(rules)
+        assert matcher.accept(text) and matcher.accepting
