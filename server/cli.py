@@ -23,8 +23,8 @@ from server.state import Consent, Select, StateError, TokenStore, default_state_
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8033
-SHUTDOWN_SECONDS = 5
-"""What streams that are still open get at shutdown before they are cut."""
+SHUTDOWN_SECONDS = 2
+"""What connections that are still open get at shutdown, their generations settled, before they are cut."""
 
 
 class CommandError(Exception):
@@ -144,11 +144,17 @@ def _serve(options: argparse.Namespace) -> int:
             if self.started:
                 _announce(config, host, port, owner_token(options.state))
 
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            # Streams end with their terminal result; uvicorn alone would wait for them, then cut them.
+            await app.state.runtime.close()
+            await super().shutdown(sockets)
+
+    app = create_app(config, state=options.state, host=options.host)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     server = Server(
         uvicorn.Config(
-            create_app(config, state=options.state, host=options.host),
+            app,
             loop="uvloop",
             http="httptools",
             ws="none",

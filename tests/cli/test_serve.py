@@ -198,3 +198,29 @@ def test_the_end_is_clean_and_leaves_no_process(tmp_path: Path, smollm2: Path, h
     assert stop(started, how) == 0, (tmp_path / "log").read_text()
     _, alive = psutil.wait_procs(children, timeout=10)
     assert alive == []
+
+
+def test_the_end_does_not_wait_for_an_answer_that_streams(tmp_path: Path, smollm2: Path) -> None:
+    started = start(tmp_path, smollm2)
+    made = subprocess.run(
+        started.command("token", "create", "shell", "--consent", "always"), capture_output=True, text=True, check=True
+    )
+    # Hundreds of tokens, whatever the model would rather say.
+    numbers = {"type": "array", "items": {"type": "integer"}, "minItems": 400}
+    parameters = {"type": "object", "properties": {"numbers": numbers}, "required": ["numbers"]}
+    with httpx.Client(base_url=started.url, headers={"Authorization": f"Bearer {made.stdout.strip()}"}) as shell:
+        selected = shell.post("/nap/llm", json={"type": "llm.select", "id": "s"}).json()
+        request = {
+            "handle": selected["model"]["handle"],
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "Count!"}]}],
+            "tools": [{"name": "count", "parameters": parameters}],
+            "toolChoice": "required",
+        }
+        envelope = {"type": "llm.generate", "id": "g", "request": request}
+        with shell.stream("POST", "/nap/llm", json=envelope, headers={"Accept": "text/event-stream"}) as answer:
+            lines = answer.iter_lines()
+            assert any('"event":"delta"' in line for line in lines)
+            assert stop(started, signal.SIGTERM) == 0, (tmp_path / "log").read_text()
+            result = json.loads([line for line in lines if line.startswith("data:")][-1][5:])
+    assert result["error"]["code"] == "provider-error"
+    assert "Traceback" not in (tmp_path / "log").read_text()
