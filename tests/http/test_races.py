@@ -1,0 +1,172 @@
+"""Real races over real sockets, and malformed requests at every route. `NAP_LLM_MANY=1` runs the large counts."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import random
+from typing import Any
+
+import httpx
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from server.runtime import Endpoint
+from tests.conformance.conftest import check_stream
+from tests.http.conftest import Site, events
+
+MANY = os.environ.get("NAP_LLM_MANY") == "1"
+RACES = 2000 if MANY else 150
+REQUESTS = 5000 if MANY else 250
+
+
+async def test_every_race_has_one_result_and_nothing_after_it(site: Site) -> None:
+    """Completion, cancel, disconnect, revocation and the engine's death, at random moments of random generations."""
+    chance = random.Random(7)
+    world = site.world
+    endings: dict[str, int] = {}
+
+    async def race(number: int) -> None:
+        endpoint = f"e{number}"
+        headers = {"napplet_endpoint": endpoint}
+        envelope = await site.generation(headers=headers)
+        causes = chance.sample(["done", "length", "fail", "cancel", "end", "leave"], 3)
+        pauses = [chance.choice((0, 0, 0.001, 0.003)) for _ in causes]
+        received: list[dict[str, Any]] = []
+        gone = asyncio.Event()
+
+        async def read() -> None:
+            async with site.stream(envelope, **headers) as response:
+                stream = events(response)
+                while not gone.is_set():
+                    following = asyncio.ensure_future(anext(stream, None))
+                    leaving = asyncio.ensure_future(gone.wait())
+                    await asyncio.wait({following, leaving}, return_when=asyncio.FIRST_COMPLETED)
+                    leaving.cancel()
+                    if not following.done():
+                        following.cancel()
+                        await asyncio.gather(following, return_exceptions=True)
+                        return
+                    if following.result() is None:
+                        return
+                    received.append(following.result())
+
+        reading = asyncio.create_task(read())
+        while (run := next((r for r in world.engine.runs if scopes[r.job.scope] == endpoint), None)) is None:
+            await asyncio.sleep(0)
+        run.say("some", "text")
+        cancels = []
+        for cause, pause in zip(causes, pauses, strict=True):
+            if cause == "done":
+                run.done()
+            elif cause == "length":
+                run.done("length")
+            elif cause == "fail":
+                run.fail()
+            elif cause == "cancel":
+                cancel = {"type": "llm.cancel", "id": "c", "requestId": "g"}
+                cancels.append(asyncio.create_task(site.call(cancel, **headers)))
+            elif cause == "end":
+                cancels.append(
+                    asyncio.create_task(site.client.delete("/nap/llm/endpoint", headers={"napplet-endpoint": endpoint}))
+                )
+            elif cause == "leave":
+                gone.set()
+            await asyncio.sleep(pause)
+        await reading
+        await asyncio.gather(*cancels)
+        terminal = [each for each in received if each["type"] != "llm.delta"]
+        assert len(terminal) <= 1 and (not terminal or received[-1] is terminal[0])
+        if terminal:
+            check_stream("g", received[:-1], terminal[0])
+            body = terminal[0]
+            ending = body["error"]["code"] if "error" in body else body["result"]["finish"]
+        else:
+            ending = "left"
+        endings[ending] = endings.get(ending, 0) + 1
+        await run.closed.wait()
+        world.engine.runs.remove(run)
+
+    scopes = {Endpoint("shell", endpoint=f"e{number}").scope: f"e{number}" for number in range(RACES)}
+    for start in range(0, RACES, 10):
+        await asyncio.gather(*(race(number) for number in range(start, min(start + 10, RACES))))
+    assert sum(endings.values()) == RACES
+    assert {"stop", "length", "provider-error", "cancelled", "left"} <= set(endings), endings
+    assert [*world.runtime.live()] == []
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+NAMES = st.sampled_from(["type", "id", "requirements", "handle", "request", "requestId", "messages", "tools", "model"])
+TYPES = st.sampled_from(["llm.select", "llm.describe", "llm.generate", "llm.cancel", "llm.embed", ""])
+PARTS = st.fixed_dictionaries({"type": st.sampled_from(["text", "image", "toolCall", "thinking"])}) | ANYTHING
+MESSAGE = st.fixed_dictionaries({"role": st.sampled_from(["user", "tool"]), "content": st.lists(PARTS)})
+MESSAGES = st.lists(MESSAGE | ANYTHING)
+ENVELOPES = st.fixed_dictionaries(
+    {"type": TYPES, "id": st.text(max_size=5) | ANYTHING},
+    optional={
+        "request": st.fixed_dictionaries({}, optional={"handle": ANYTHING, "messages": MESSAGES, "tools": ANYTHING}),
+        "requirements": ANYTHING,
+        "handle": ANYTHING,
+        "requestId": ANYTHING,
+    },
+) | st.dictionaries(NAMES, ANYTHING)
+BODIES = (ENVELOPES | ANYTHING).map(lambda value: json.dumps(value).encode()) | st.binary(max_size=40)
+PATHS = [
+    ("POST", "/nap/llm"),
+    ("GET", "/nap/llm"),
+    ("DELETE", "/nap/llm/endpoint"),
+    ("DELETE", "/nap/llm/account"),
+    ("GET", "/owner/state"),
+    ("GET", "/owner/consents/{}"),
+    ("POST", "/owner/consents/{}"),
+    ("POST", "/owner/selections/{}"),
+    ("POST", "/owner/generations/{}/stop"),
+    ("POST", "/owner/tokens"),
+    ("DELETE", "/owner/tokens/{}"),
+    ("POST", "/owner/endpoints/{}/revoke"),
+    ("POST", "/owner/account"),
+    ("POST", "/owner/models/{}/unload"),
+    ("GET", "/{}"),
+]
+HEADERS = st.dictionaries(
+    st.sampled_from([f"napplet-{name}" for name in ("identity", "endpoint", "account", "consent")] + ["accept"]),
+    st.binary(max_size=20).map(lambda value: bytes(b for b in value if b >= 32 and b != 127).strip()),
+    max_size=3,
+)
+
+
+async def test_no_malformed_request_harms(site: Site) -> None:
+    """No 5xx, no hang, nothing left behind."""
+    loop = asyncio.get_running_loop()
+    cases: list[tuple[str, str, bytes, dict[str, bytes], bool]] = []
+
+    @settings(
+        max_examples=REQUESTS, deadline=None, database=None, derandomize=True, suppress_health_check=[*HealthCheck]
+    )
+    @given(st.sampled_from(PATHS), st.text(max_size=6), BODIES, HEADERS, st.booleans())
+    def collect(path: tuple[str, str], name: str, body: bytes, headers: dict[str, bytes], owner: bool) -> None:
+        quoted = "".join(f"%{byte:02X}" for byte in name.encode())
+        cases.append((path[0], path[1].format(quoted), body, headers, owner))
+
+    await loop.run_in_executor(None, collect)
+    statuses: dict[int, int] = {}
+    for method, path, body, headers, owner in cases:
+        client = site.owner if owner else site.client
+        own = {"content-type": "application/json", "authorization": client.headers["authorization"]}
+        sent: Any = [*own.items(), *headers.items()]
+        request = httpx.Request(method, f"{client.base_url}{path}", content=body, headers=sent)
+        response = await asyncio.wait_for(client.send(request), 5)
+        assert response.status_code < 500, (method, path, body, headers)
+        statuses[response.status_code] = statuses.get(response.status_code, 0) + 1
+    assert {200, 204, 400, 401, 404} <= set(statuses)
+    assert [*site.world.runtime.live()] == [] and site.world.runtime.decisions.waiting() == ()
+    assert site.world.engine.runs == []
+    gc.collect()
+    lingering = [task for task in asyncio.all_tasks() if "watching" in repr(task) or "_drive" in repr(task)]
+    assert lingering == []
