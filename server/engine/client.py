@@ -27,9 +27,9 @@ _STABLE = 60.0
 _GRACE = 2.0
 """Seconds a worker gets to exit by itself once its socket is closed."""
 _SPINS = "2000"
-"""How long ggml's OpenMP threads spin at a barrier before they sleep, of which a step has about a thousand. libgomp's own
-300,000 starve both threads as soon as anything else wants their cores: measured on two cores under a load of eight, a
-step took 1,854 ms with them and 148 ms with these."""
+"""How long ggml's OpenMP threads spin at a barrier before they sleep; a step has about a thousand barriers. libgomp's
+own 300,000 starve both threads as soon as anything else wants their cores: measured on two cores under a load of
+eight, a step took 1,854 ms with them and 148 ms with these."""
 
 
 class Generation(AsyncIterator[Event]):

@@ -15,9 +15,6 @@ import numpy as np
 
 from server.engine.messages import Job
 
-_WORTH_REUSING = 16
-"""Tokens: every conversation of a template begins alike, and its first few are no reason to overwrite another."""
-
 
 @dataclass(slots=True, eq=False)
 class Slot:
@@ -104,7 +101,8 @@ class Scheduler:
 
         def fit(slot: Slot) -> tuple[int, int]:
             common = common_prefix(slot.tokens, job.tokens) if slot.scope == job.scope else 0
-            return (common if common >= _WORTH_REUSING or common == len(slot.tokens) else 0, -slot.used)
+            # every conversation of a template begins alike: that much is no reason to overwrite another one
+            return (common if 2 * common >= min(len(slot.tokens), len(job.tokens)) else 0, -slot.used)
 
         slot = max(free, key=fit)
         common, _ = fit(slot)

@@ -49,12 +49,12 @@ class Vocab:
         self._lengths = sorted({len(text) for text in markers}, reverse=True)
 
     def _means(self, text: str, token: int) -> bool:
-        """Whether a spelling may stand in for the template. Runs of white space and words that a vocabulary
-        defines as tokens (GPT-NeoX's indentation, Gemma's new lines) are text like any other."""
+        """Whether a spelling may stand in for the template. White space, words and single characters that a vocabulary
+        defines as tokens (GPT-NeoX's indentation, Gemma's new lines, DeepSeek's accents) are text like any other."""
         attribute = self._attributes[token]
         if attribute & (_CONTROL | _UNKNOWN):
             return True
-        return not (text.isalnum() or text.replace("▁", " ").isspace())
+        return not (len(text) == 1 or text.isalnum() or text.replace("▁", " ").isspace())
 
     def text(self, token: int) -> str:
         """The text of a token; of a control token, as templates write it."""

@@ -98,3 +98,11 @@ async def model(smollm2: Path, vocab: Vocab) -> AsyncIterator[Model]:
     engine = await Engine.start(ModelSpec(str(smollm2), context_length=2048, slots=8, queue=4))
     yield Model(engine, vocab)
     await engine.close()
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
+async def small(smollm2: Path, vocab: Vocab) -> AsyncIterator[Model]:
+    """With a context of 128 tokens."""
+    engine = await Engine.start(ModelSpec(str(smollm2), context_length=128, slots=2))
+    yield Model(engine, vocab)
+    await engine.close()

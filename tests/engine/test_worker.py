@@ -15,7 +15,7 @@ import pytest
 
 from server.engine import Engine, EngineError, ModelSpec, Vocab, llama
 from tests.engine.conftest import Model, collect
-from tests.engine.test_generate import COUNT, LONG
+from tests.engine.test_generate import LETTERS, LONG
 
 
 async def test_killing_the_worker_fails_its_jobs_and_the_next_works(smollm2: Path, vocab: Vocab) -> None:
@@ -25,7 +25,7 @@ async def test_killing_the_worker_fails_its_jobs_and_the_next_works(smollm2: Pat
     )
     try:
         model = Model(engine, vocab)
-        generations = [engine.generate(model.job(COUNT, max_tokens=None)) for _ in range(8)]
+        generations = [engine.generate(model.job(LETTERS, max_tokens=None)) for _ in range(8)]
         for generation in generations:
             await anext(generation)
         first = engine.pid
@@ -34,7 +34,7 @@ async def test_killing_the_worker_fails_its_jobs_and_the_next_works(smollm2: Pat
         outcomes = [await collect(generation) for generation in generations]
         assert time.monotonic() - killed < 1
         assert [outcome.failed.code for outcome in outcomes] == ["provider-error"] * 8
-        after = await model.run(model.job(COUNT, max_tokens=2))  # waits for the new worker
+        after = await model.run(model.job(LETTERS, max_tokens=2))  # waits for the new worker
         assert after.done.output_tokens == 2
         assert engine.alive and engine.pid != first and len(deaths) == 1
         assert engine.stats().restarts == 1
@@ -48,9 +48,9 @@ async def test_a_job_waits_for_the_restart_no_longer_than_its_deadline(smollm2: 
     try:
         model = Model(engine, vocab)
         engine._fail_all("as if dead")  # no worker is ready; none comes
-        outcome = await model.run(model.job(COUNT, seconds=0.1))
+        outcome = await model.run(model.job(LETTERS, seconds=0.1))
         assert outcome.failed.code == "timeout"
-        generation = engine.generate(model.job(COUNT))
+        generation = engine.generate(model.job(LETTERS))
         engine.cancel(generation.job.id)
         assert (await collect(generation)).failed.code == "cancelled"
     finally:
@@ -65,7 +65,7 @@ async def test_close_leaves_no_process_and_settles_what_runs(smollm2: Path, voca
     await engine.close()
     assert not psutil.pid_exists(pid)
     assert (await collect(generation)).failed.code == "provider-error"
-    assert (await model.run(model.job(COUNT))).failed.code == "provider-error"
+    assert (await model.run(model.job(LETTERS))).failed.code == "provider-error"
     await engine.close()
     assert not engine.alive
 

@@ -1,0 +1,82 @@
+"""The web process's side, without a worker."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from server.engine import Done, Event, Failed, Generation, Job, Sampling, Text, device_report
+from server.engine.protocol import Cancel, Decoder, Step, Submit, encode
+
+JOB = Job(1, array("i", [1, 2]), Sampling(), "scope", deadline=0)
+DONE = Done("stop", 2, 4, 0)
+
+
+async def read(generation: Generation) -> list[Event]:
+    return [event async for event in generation]
+
+
+async def test_a_character_split_over_three_tokens_arrives_whole() -> None:
+    generation = Generation(JOB, lambda _: None)
+    events: list[Event] = []
+    for byte in "€".encode():
+        generation.push(bytes([byte]), 1)
+        if byte == 0xAC:
+            events.append(await anext(generation))
+    assert events == [Text("€", 3)]
+    generation.push(b"!", 1)
+    generation.settle(DONE)
+    assert await read(generation) == [Text("!", 1), DONE]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "text"),
+    [
+        ([b"a\xff", b"b"], "a\ufffdb"),
+        ([b"\xe2\x82", b"x"], "\ufffdx"),
+        ([b"x\xf0\x9f"], "x\ufffd"),
+        ([b"\xc3", b"\xa9", b"\xf0\x9f\x8c\x99"], "\u00e9\U0001f319"),
+    ],
+)
+async def test_bytes_that_never_become_a_character_are_replaced(pieces: list[bytes], text: str) -> None:
+    generation = Generation(JOB, lambda _: None)
+    for piece in pieces:
+        generation.push(piece, 1)
+    generation.settle(DONE)
+    *texts, end = await read(generation)
+    assert "".join(event.text for event in texts if isinstance(event, Text)) == text
+    assert end == DONE
+
+
+async def test_pieces_that_wait_become_one_text() -> None:
+    generation = Generation(JOB, lambda _: None)
+    for piece in (b"one ", b"two ", b"three"):
+        generation.push(piece, 1)
+    generation.settle(DONE)
+    assert await read(generation) == [Text("one two three", 3), DONE]
+
+
+async def test_the_first_end_wins_and_a_failure_drops_what_waits() -> None:
+    generation = Generation(JOB, lambda _: None)
+    generation.push(b"late", 1)
+    generation.settle(Failed("cancelled", "cancelled"))
+    generation.settle(DONE)
+    generation.push(b"later", 1)
+    assert await read(generation) == [Failed("cancelled", "cancelled")]
+
+
+def test_frames_survive_any_cut() -> None:
+    frames = [Submit(JOB), Cancel(1), Step([(1, b"\xe2", 1)], [(1, DONE)], 0, 0)]
+    data = b"".join(map(encode, frames))
+    for size in (1, 3, 7, len(data)):
+        decoder = Decoder()
+        found = [frame for at in range(0, len(data), size) for frame in decoder.feed(data[at : at + size])]
+        assert found == frames
+
+
+def test_the_device_report_needs_no_gpu() -> None:
+    report = device_report()
+    assert "CPU" in report.backends
+    assert report.cores >= 1 and report.memory > 1 << 30
+    assert all(gpu.memory > 0 for gpu in report.gpus)
