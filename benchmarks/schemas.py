@@ -1,0 +1,601 @@
+"""How well schemas become grammars, and what the grammars cost.
+
+    python benchmarks/schemas.py score RECORDS.jsonl.gz --vocab VOCABULARY.gguf [--engine ours --engine llguidance …]
+    python benchmarks/schemas.py masks RECORDS.jsonl.gz --vocab VOCABULARY.gguf
+    python benchmarks/schemas.py table RESULTS.json [--readme grammars/README.md]
+
+RECORDS are MaskBench's: one JSON object a line with `id`, `split`, `schema` and `tests`, each test a value and whether
+it is valid. `score` judges as MaskBench does: a schema passes when every valid value is accepted in compact JSON or in
+the usual spaced form, and every invalid one rejected. Grammars are judged by llama.cpp's own sampler, token by token,
+over a real vocabulary; each engine works in a process of its own under a watchdog, so that a crash or a hang is counted
+and not suffered. Engines: `ours`, `llguidance`, `llamacpp` (the converter of llama-cpp-python), where installed.
+
+`masks` times the sampler over the whole vocabulary, at the start, inside a string, between members and inside a number,
+on schemas that both `ours` and `llamacpp` can write. `table` writes the support table, keyword by keyword.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import multiprocessing
+import os
+import random
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+Record = dict[str, Any]
+
+
+def records(path: Path, every: int = 1) -> Iterator[Record]:
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        for number, line in enumerate(lines):
+            if number % every == 0:
+                yield json.loads(line)
+
+
+def spellings(value: Any) -> list[str]:
+    """Compact and spaced JSON."""
+    compact = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return list(dict.fromkeys([compact, json.dumps(value, ensure_ascii=False)]))
+
+
+# Engines
+
+
+class Engine(Protocol):
+    def compile(self, schema: Any) -> Any: ...
+
+    def accepts(self, compiled: Any, text: str) -> bool: ...
+
+    def holds(self, compiled: Any, value: Any) -> bool:
+        """What the engine checks on a completed value, beside the grammar."""
+        ...
+
+
+class Sampler:
+    """llama.cpp's grammar sampler over a vocabulary."""
+
+    def __init__(self, vocabulary: str) -> None:
+        from server.engine import llama
+        from server.engine.vocab import Vocab
+
+        llama.log_to(None)
+        self.llama = llama
+        self.model = llama.Model(vocabulary, vocab_only=True)
+        self.vocab = Vocab(self.model)
+        self.candidates = llama.Candidates(self.vocab.size)
+        self.end = self.model.eos
+        self.tokens, self.seconds = 0, 0.0
+
+    def load(self, grammar: str) -> Any:
+        sampler = self.llama.grammar(self.model, grammar)
+        if sampler is None:
+            raise ValueError("llama.cpp refuses the grammar")
+        return sampler
+
+    def allows(self, sampler: Any, token: int) -> bool:
+        self.candidates.select([token], 0.0)
+        sampler.apply(self.candidates)
+        return bool(np.isfinite(self.candidates.view()["logit"][0]))
+
+    def reads(self, sampler: Any, text: str) -> bool:
+        """Moves on by a text; False where it may not come."""
+        for token in self.model.tokenize(text, parse_special=False):
+            self.tokens += 1
+            began = time.perf_counter()
+            if not self.allows(sampler, token):
+                return False
+            sampler.accept(token)
+            self.seconds += time.perf_counter() - began
+        return True
+
+
+class Grammars:
+    """An engine that writes GBNF."""
+
+    def __init__(self, vocabulary: str, write: Callable[[Any], tuple[str, Callable[[Any], bool]]]) -> None:
+        self.sampler, self.write = Sampler(vocabulary), write
+
+    def compile(self, schema: Any) -> Any:
+        text, holds = self.write(schema)
+        began = time.perf_counter()
+        loaded = self.sampler.load(text)
+        return {"sampler": loaded, "holds": holds, "size": len(text), "load": time.perf_counter() - began}
+
+    def accepts(self, compiled: Any, text: str) -> bool:
+        sampler = compiled["sampler"].clone()
+        return self.sampler.reads(sampler, text) and self.sampler.allows(sampler, self.sampler.end)
+
+    def holds(self, compiled: Any, value: Any) -> bool:
+        return bool(compiled["holds"](value))
+
+
+def ours(schema: Any) -> tuple[str, Callable[[Any], bool]]:
+    from grammars import InvalidInstance, compile_schema
+
+    compiled = compile_schema(schema)
+
+    def holds(value: Any) -> bool:
+        try:
+            compiled.validate(value)
+        except InvalidInstance:
+            return False
+        return True
+
+    return compiled.gbnf, holds
+
+
+def converter(schema: Any) -> tuple[str, Callable[[Any], bool]]:
+    from llama_cpp.llama_grammar import json_schema_to_gbnf
+
+    return json_schema_to_gbnf(json.dumps(schema)), lambda value: True
+
+
+class Guidance:
+    def __init__(self) -> None:
+        import llguidance
+
+        self.library, self.tokenizer = llguidance, llguidance.LLTokenizer("byte")
+
+    def compile(self, schema: Any) -> Any:
+        grammar = self.library.LLMatcher.grammar_from_json_schema(json.dumps(schema))
+        matcher = self.library.LLMatcher(self.tokenizer, grammar)
+        if matcher.is_error():
+            raise ValueError(matcher.get_error())
+        return matcher
+
+    def accepts(self, compiled: Any, text: str) -> bool:
+        matcher = compiled.deep_copy()
+        tokens = self.tokenizer.tokenize_bytes(text.encode())
+        return all(matcher.try_consume_tokens([token]) == 1 for token in tokens) and matcher.is_accepting()
+
+    def holds(self, compiled: Any, value: Any) -> bool:
+        return True
+
+
+ENGINES: dict[str, Callable[[str], Engine]] = {
+    "ours": lambda vocabulary: Grammars(vocabulary, ours),
+    "llguidance": lambda vocabulary: Guidance(),
+    "llamacpp": lambda vocabulary: Grammars(vocabulary, converter),
+}
+
+
+# Judging
+
+
+def judge(engine: Engine, record: Record) -> Record:
+    out: Record = {"id": record["id"], "split": record["split"]}
+    began, burnt = time.perf_counter(), time.process_time()
+    try:
+        compiled = engine.compile(record["schema"])
+    except Exception as error:
+        return out | {"status": "refused", "why": f"{type(error).__name__}: {error}"[:200]}
+    out |= {"seconds": time.perf_counter() - began, "cpu": time.process_time() - burnt}
+    if isinstance(compiled, dict):
+        out |= {"size": compiled["size"], "load": compiled["load"]}
+        out["seconds"] -= compiled["load"]
+    rejected = accepted = rejected_checked = accepted_checked = 0
+    for test in record["tests"]:
+        by_grammar = any(engine.accepts(compiled, text) for text in spellings(test["data"]))
+        checked = by_grammar and engine.holds(compiled, test["data"])
+        rejected += test["valid"] and not by_grammar
+        accepted += by_grammar and not test["valid"]
+        rejected_checked += test["valid"] and not checked
+        accepted_checked += checked and not test["valid"]
+    return out | {
+        "status": "judged",
+        "rejected": rejected,
+        "accepted": accepted,
+        "rejected_checked": rejected_checked,
+        "accepted_checked": accepted_checked,
+    }
+
+
+def quiet() -> None:
+    """The converter prints whole grammars that llama.cpp refuses."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+def serve(name: str, vocabulary: str, pipe: Connection) -> None:
+    quiet()
+    engine = ENGINES[name](vocabulary)
+    pipe.send(None)
+    while (record := pipe.recv()) is not None:
+        result = judge(engine, record)
+        sampler = getattr(engine, "sampler", None)
+        pipe.send(result | ({"tokens": sampler.tokens, "token_seconds": sampler.seconds} if sampler else {}))
+
+
+class Worker:
+    """One engine in a process that may die."""
+
+    def __init__(self, name: str, vocabulary: str) -> None:
+        self.name, self.vocabulary = name, vocabulary
+        self.start()
+
+    def start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=serve, args=(self.name, self.vocabulary, theirs), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.pipe.recv()
+
+    def judge(self, record: Record, timeout: float) -> Record:
+        self.pipe.send(record)
+        failed = {"id": record["id"], "split": record["split"]}
+        try:
+            if self.pipe.poll(timeout):
+                result: Record = self.pipe.recv()
+                return result
+            failed["status"] = "timeout"
+        except EOFError:
+            failed["status"] = "crash"
+        self.close()
+        self.start()
+        return failed
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
+
+
+def percentiles(values: list[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    if not ordered:
+        return {}
+    at = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+    return {name: ordered[min(len(ordered) - 1, int(part * len(ordered)))] for name, part in at.items()}
+
+
+def summary(results: list[Record]) -> Record:
+    count = len(results) or 1
+    states = Counter(result["status"] for result in results)
+    judged = [result for result in results if result["status"] == "judged"]
+
+    def share(test: Callable[[Record], bool]) -> float:
+        return round(100 * sum(1 for result in judged if test(result)) / count, 2)
+
+    last = next((result for result in reversed(judged) if result.get("tokens")), None)
+    return {
+        "schemas": len(results),
+        "passing": share(lambda r: not r["rejected"] and not r["accepted"]),
+        "passing_checked": share(lambda r: not r["rejected_checked"] and not r["accepted_checked"]),
+        "refused": round(100 * states["refused"] / count, 2),
+        "crashes": states["crash"],
+        "timeouts": states["timeout"],
+        "wrongly_rejecting": share(lambda r: r["rejected"] > 0),
+        "wrongly_accepting": share(lambda r: r["accepted"] > 0),
+        "wrongly_accepting_checked": share(lambda r: r["accepted_checked"] > 0),
+        "compile_ms": {k: round(v * 1000, 2) for k, v in percentiles([r["seconds"] for r in judged]).items()},
+        "compile_cpu_ms": {k: round(v * 1000, 2) for k, v in percentiles([r["cpu"] for r in judged]).items()},
+        "grammar_bytes": percentiles([r["size"] for r in judged if "size" in r]),
+        "load_ms": {k: round(v * 1000, 2) for k, v in percentiles([r["load"] for r in judged if "load" in r]).items()},
+        "check_us_per_token": round(1e6 * last["token_seconds"] / last["tokens"], 2) if last else None,
+    }
+
+
+def score(arguments: argparse.Namespace) -> Record:
+    out: Record = {}
+    for name in arguments.engine or ["ours"]:
+        worker = Worker(name, str(arguments.vocab))
+        results = []
+        for record in records(arguments.records, arguments.every):
+            results.append(worker.judge(record, arguments.timeout) | {"keywords": sorted(keywords(record["schema"]))})
+            if sys.stderr.isatty():
+                print(f"\r{name}: {len(results)}", end="", file=sys.stderr)
+        worker.close()
+        if sys.stderr.isatty():
+            print(file=sys.stderr)
+        out[name] = {"summary": summary(results), "results": results}
+        print(json.dumps({"engine": name, **out[name]["summary"]}, indent=1))
+        for result in results:
+            if arguments.verbose and result["status"] != "judged":
+                print(result["status"], result["id"], result.get("why", ""))
+            elif arguments.verbose and (result["rejected_checked"] or result["accepted"] or result["rejected"]):
+                wrong = {key: result[key] for key in ("rejected", "accepted", "rejected_checked", "accepted_checked")}
+                print("wrong", result["id"], wrong)
+    return out
+
+
+# Keywords
+
+ONE = {
+    "additionalProperties",
+    "additionalItems",
+    "contains",
+    "contentSchema",
+    "else",
+    "if",
+    "items",
+    "not",
+    "propertyNames",
+}
+ONE |= {"then", "unevaluatedItems", "unevaluatedProperties"}
+MANY = {"allOf", "anyOf", "items", "oneOf", "prefixItems"}
+NAMED = {"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"}
+SILENT = {"$comment", "$id", "$schema", "default", "deprecated", "description", "examples", "id", "readOnly", "title"}
+SILENT |= {"writeOnly", "$defs", "definitions", "$anchor", "$vocabulary"}
+KEYWORDS = [
+    "type",
+    "enum",
+    "const",
+    "properties",
+    "required",
+    "additionalProperties",
+    "patternProperties",
+    "propertyNames",
+    "minProperties",
+    "maxProperties",
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "unevaluatedProperties",
+    "items",
+    "prefixItems",
+    "additionalItems",
+    "contains",
+    "minContains",
+    "maxContains",
+    "minItems",
+    "maxItems",
+    "uniqueItems",
+    "unevaluatedItems",
+    "minLength",
+    "maxLength",
+    "pattern",
+    "format",
+    "contentEncoding",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "multipleOf",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "not",
+    "if",
+    "$ref",
+    "$dynamicRef",
+    "$recursiveRef",
+]
+
+
+def keywords(schema: Any) -> set[str]:
+    """The keywords that stand anywhere in a schema where a keyword may stand."""
+    found: set[str] = set()
+    todo = [schema]
+    while todo:
+        here = todo.pop()
+        if not isinstance(here, dict):
+            continue
+        for key, value in here.items():
+            found.add(key)
+            if key in NAMED and isinstance(value, dict):
+                todo.extend(value.values())
+            if key in MANY and isinstance(value, list):
+                todo.extend(value)
+            if key in ONE:
+                todo.append(value)
+    return found - SILENT
+
+
+def table(results: Record) -> str:
+    """Keyword by keyword: of the schemas that use it, how many pass, in percent."""
+    names = [name for name in ENGINES if name in results]
+    head = ["keyword", "schemas"]
+    for name in names:
+        head += ["grammar alone", "with checks", "refused"] if name == "ours" else [name]
+    lines = [head, ["---"] + ["---:"] * (len(head) - 1)]
+    total = len(results[names[0]]["results"])
+
+    def row(title: str, test: Callable[[Record], bool]) -> None:
+        cells = [title]
+        for name in names:
+            chosen = [result for result in results[name]["results"] if test(result)]
+            judged = [result for result in chosen if result["status"] == "judged"]
+            if len(cells) == 1:
+                cells.append(f"{len(chosen):,}")
+            if not chosen:
+                return
+
+            def share(count: int, of: int = len(chosen)) -> str:
+                return f"{100 * count / of:.1f}"
+
+            cells.append(share(sum(not r["rejected"] and not r["accepted"] for r in judged)))
+            if name == "ours":
+                cells.append(share(sum(not r["rejected_checked"] and not r["accepted_checked"] for r in judged)))
+                cells.append(share(sum(r["status"] == "refused" for r in chosen)))
+        lines.append(cells)
+
+    row("all schemas", lambda result: True)
+    for keyword in KEYWORDS:
+        row(f"`{keyword}`", lambda result, keyword=keyword: keyword in result["keywords"])  # type: ignore[misc]
+    text = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+    notes = [f"MaskBench development set, {total:,} schemas; percent of the schemas that use a keyword."]
+    for name in names:
+        s = results[name]["summary"]
+        cost = s["compile_ms"]
+        notes.append(
+            f"{name}: {s['passing']} % passing, {s['refused']} % refused, {s['wrongly_rejecting']} % reject a valid "
+            f"value, {s['wrongly_accepting']} % accept an invalid one; compile time p50 {cost['p50']} ms, "
+            f"p99 {cost['p99']} ms, maximum {cost['max']} ms; {s['crashes']} crashes, {s['timeouts']} timeouts."
+        )
+    return text + "\n\n" + "\n".join(f"- {note}" for note in notes) + "\n"
+
+
+BEGIN, END = "<!-- benchmarks/schemas.py table: begin -->\n", "<!-- benchmarks/schemas.py table: end -->\n"
+
+
+def write_table(arguments: argparse.Namespace) -> None:
+    text = table(json.loads(arguments.results.read_text()))
+    if arguments.readme is None:
+        print(text)
+        return
+    readme = arguments.readme.read_text()
+    before, rest = readme.split(BEGIN)
+    after = rest.split(END)[1]
+    arguments.readme.write_text(before + BEGIN + text + END + after)
+
+
+# Masks
+
+
+def places(text: str) -> dict[str, int]:
+    """Offsets into compact JSON: the start, inside a string, behind a comma between members, inside a number."""
+    found = {"start": 0}
+    for match in re.finditer(r'"(?:\\.|[^"\\])*"|,|-?[0-9][0-9.eE+-]*', text):
+        token = match.group()
+        if token[0] == '"':
+            key = text[match.end() : match.end() + 1] == ":"
+            if not key and len(token) > 4:
+                found.setdefault("string", match.start() + 1 + (len(token) - 2) // 2)
+        elif token == ",":
+            found.setdefault("members", match.end())
+        elif len(token) > 1 or "number" not in found:
+            found.setdefault("number", match.start() + 1)
+    return found
+
+
+def mask_times(sampler: Sampler, grammar: str, prefix: str, runs: int = 3) -> float | None:
+    """Seconds of one pass over the whole vocabulary behind a text; None where the grammar does not allow the text."""
+    loaded = sampler.load(grammar)
+    if not sampler.reads(loaded, prefix):
+        return None
+    zeros = np.zeros(sampler.vocab.size, np.float32)
+    best = float("inf")
+    for _ in range(runs):
+        sampler.candidates.fill(zeros)
+        began = time.perf_counter()
+        loaded.apply(sampler.candidates)
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+def mask_worker(name: str, vocabulary: str, pipe: Connection) -> None:
+    quiet()
+    sampler = Sampler(vocabulary)
+    write = {"ours": ours, "llamacpp": converter}[name]
+    pipe.send(None)
+    while (task := pipe.recv()) is not None:
+        schema, prefixes = task
+        out: Record = {}
+        try:
+            grammar, _ = write(schema)
+            out = {place: mask_times(sampler, grammar, prefix) for place, prefix in prefixes.items()}
+            if name == "ours":
+                out = {"seconds": out, "stacks": {place: live(schema, prefix) for place, prefix in prefixes.items()}}
+            else:
+                out = {"seconds": out}
+        except Exception as error:
+            out = {"error": f"{type(error).__name__}: {error}"[:200]}
+        pipe.send(out)
+
+
+def live(schema: Any, prefix: str) -> int | None:
+    """How many stacks of our grammar are alive behind a text."""
+    from grammars import compile_schema
+    from grammars.gbnf import read
+    from grammars.matcher import Matcher
+
+    matcher = Matcher(read(compile_schema(schema).gbnf))
+    return matcher.stacks if matcher.accept(prefix) else None
+
+
+class MaskWorker(Worker):
+    def start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=mask_worker, args=(self.name, self.vocabulary, theirs), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.pipe.recv()
+
+    def ask(self, schema: Any, prefixes: dict[str, str]) -> Record:
+        self.pipe.send((schema, prefixes))
+        try:
+            if self.pipe.poll(60):
+                out: Record = self.pipe.recv()
+                return out
+        except EOFError:
+            pass
+        self.close()
+        self.start()
+        return {"error": "crash or timeout"}
+
+
+def masks(arguments: argparse.Namespace) -> Record:
+    chosen = [record for record in records(arguments.records) if any(test["valid"] for test in record["tests"])]
+    random.Random(arguments.seed).shuffle(chosen)
+    workers = {name: MaskWorker(name, str(arguments.vocab)) for name in ("ours", "llamacpp")}
+    times: dict[str, dict[str, list[float]]] = {}
+    stacks: dict[str, list[float]] = {}
+    used = 0
+    for record in chosen:
+        if used == arguments.schemas:
+            break
+        value = next(test["data"] for test in record["tests"] if test["valid"])
+        text = spellings(value)[0]
+        prefixes = {place: text[:at] for place, at in places(text).items()}
+        answers = {name: worker.ask(record["schema"], prefixes) for name, worker in workers.items()}
+        if any("error" in answer or None in answer["seconds"].values() for answer in answers.values()):
+            continue  # one of the two cannot write this schema, or writes one that refuses this value
+        used += 1
+        for place in prefixes:
+            for name, answer in answers.items():
+                times.setdefault(place, {}).setdefault(name, []).append(answer["seconds"][place])
+            stacks.setdefault(place, []).append(answers["ours"]["stacks"][place])
+    for worker in workers.values():
+        worker.close()
+    out: Record = {"schemas": used}
+    for place, by_engine in times.items():
+        out[place] = {
+            name: {k: round(v * 1000, 2) for k, v in percentiles(values).items()} for name, values in by_engine.items()
+        } | {"count": len(by_engine["ours"]), "stacks": percentiles(stacks[place])}
+    everything = {name: [t for place in times.values() for t in place[name]] for name in workers}
+    out["all"] = {name: {k: round(v * 1000, 2) for k, v in percentiles(t).items()} for name, t in everything.items()}
+    print(json.dumps(out, indent=1))
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    scoring = commands.add_parser("score")
+    scoring.add_argument("--engine", action="append", choices=ENGINES)
+    scoring.add_argument("--every", type=int, default=1, help="judge every N-th record")
+    scoring.add_argument("--timeout", type=float, default=20.0, help="seconds one schema may take")
+    scoring.add_argument("--verbose", action="store_true", help="name every schema that does not pass")
+    scoring.set_defaults(run=score)
+    masking = commands.add_parser("masks")
+    masking.add_argument("--schemas", type=int, default=200)
+    masking.add_argument("--seed", type=int, default=1)
+    masking.set_defaults(run=masks)
+    for command in (scoring, masking):
+        command.add_argument("records", type=Path)
+        command.add_argument("--vocab", type=Path, required=True, help="a GGUF with a vocabulary")
+        command.add_argument("--json", type=Path, help="where to write the results")
+    tabling = commands.add_parser("table")
+    tabling.add_argument("results", type=Path)
+    tabling.add_argument("--readme", type=Path)
+    tabling.set_defaults(run=write_table)
+    arguments = parser.parse_args()
+    out = arguments.run(arguments)
+    if out is not None and arguments.json:
+        arguments.json.write_text(json.dumps(out))
+
+
+if __name__ == "__main__":
+    main()
