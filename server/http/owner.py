@@ -133,7 +133,7 @@ class Owner:
     async def _stream(self, send: Send) -> None:
         last = b""
         wrote = 0.0
-        while True:
+        while not self._runtime.closed:
             version = self._runtime.changes.version
             state = encode(self._state())
             now = time.monotonic()
@@ -153,6 +153,7 @@ class Owner:
                     await self._runtime.changes.since(version)
             except TimeoutError:
                 continue
+        await send({"type": "http.response.body", "body": b""})
 
     def _state(self) -> dict[str, Any]:
         runtime = self._runtime
@@ -304,7 +305,7 @@ class Owner:
         if not connection.enabled:
             raise Refused(409, WireError("unsupported", "the connection is disabled"))
         try:
-            await connection.engine()
+            await connection.load()
         except WireError as error:
             raise Refused(502, error) from None
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from server.chat import Capabilities
 from server.config import ConnectionConfig
 from server.engine import EngineError
+from server.runtime.clock import Clock, Timer
 from server.runtime.ports import ChatService, FetchFile, ModelEngine, StartEngine
 from server.wire.records import Requirements, WireError
 
 log = logging.getLogger(__name__)
+
+IDLE = 1800.0
+"""Seconds without a generation after which a model gives its memory back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +42,9 @@ class Connection:
         chat: ChatService,
         start_engine: StartEngine,
         fetch_file: FetchFile,
+        clock: Clock,
         changed: Callable[[], None] = lambda: None,
+        make_room: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         self.config = config
         self.enabled = True
@@ -46,7 +53,11 @@ class Connection:
         self._chat = chat
         self._start_engine = start_engine
         self._fetch_file = fetch_file
+        self._clock = clock
         self._changed = changed
+        self._make_room = make_room
+        self._users = 0
+        self._idle: Timer | None = None
         self._path: Path | None = None
         self._stamp: Stamp | None = None
         self._capabilities: Capabilities | None = None
@@ -98,8 +109,24 @@ class Connection:
             self._capabilities = self._restrict(found)
         return self._capabilities
 
-    async def engine(self) -> ModelEngine:
-        """The loaded model; one load serves all that wait for it. Raises `provider-error` with a safe reason."""
+    @property
+    def context_length(self) -> int:
+        """Tokens of one sequence; 0 where nobody can say before the model is loaded."""
+        return self.loaded.info.context_length if self.loaded is not None else self.config.context_length
+
+    @asynccontextmanager
+    async def in_use(self) -> AsyncIterator[ModelEngine]:
+        """The loaded model, which does not count as idle meanwhile. Raises `provider-error` with a safe reason."""
+        self._users += 1
+        self._stop_idling()
+        try:
+            yield await self.load()
+        finally:
+            self._users -= 1
+            self._idle_from_now()
+
+    async def load(self) -> ModelEngine:
+        """One load serves all that wait for it. Raises `provider-error` with a safe reason."""
         if self.loaded is not None:
             return self.loaded
         if self._loading is None:
@@ -112,6 +139,17 @@ class Connection:
             raise WireError("provider-error", "the connection's model was unloaded")
         return loading.result()
 
+    @property
+    def idle(self) -> bool:
+        """Whether it holds memory that nobody needs now."""
+        return self._users == 0 and self.loaded is not None
+
+    async def release(self) -> None:
+        """Unloads the model and returns once its memory is free."""
+        self.unload()
+        if self._retired:
+            await asyncio.wait(self._retired)
+
     def unload(self) -> None:
         """Lets the engine go, loaded or loading. Its generations in flight end as failures of the provider."""
         if self.loaded is not None:
@@ -120,20 +158,13 @@ class Connection:
         if self._loading is not None:
             self._retire(_abandon(self._loading))
             self._loading = None
+        self._stop_idling()
         self._changed()
-
-    async def close(self) -> None:
-        self.unload()
-        if self._retired:
-            await asyncio.wait(self._retired)
 
     async def _load(self) -> ModelEngine:
         task = asyncio.current_task()
         try:
-            engine = await self._start_engine(self.config.spec(await self.ready(), queue=self._queue))
-        except EngineError as error:
-            log.warning("connection %s: the model does not load: %s", self.key, error.reason)
-            raise WireError("provider-error", f"the connection's model cannot be loaded: {error.reason}") from None
+            engine = await self._start()
         finally:
             # An unload in between has taken the task over, and closes what it makes.
             current = self._loading is task
@@ -142,7 +173,32 @@ class Connection:
                 self._changed()
         if current:
             self.loaded = engine
+            self._idle_from_now()
         return engine
+
+    async def _start(self) -> ModelEngine:
+        spec = self.config.spec(await self.ready(), queue=self._queue)
+        try:
+            try:
+                return await self._start_engine(spec)
+            except EngineError:
+                # It may be memory that is missing; no backend says so reliably.
+                if self._make_room is None or not await self._make_room():
+                    raise
+                return await self._start_engine(spec)
+        except EngineError as error:
+            log.warning("connection %s: the model does not load: %s", self.key, error.reason)
+            raise WireError("provider-error", f"the connection's model cannot be loaded: {error.reason}") from None
+
+    def _idle_from_now(self) -> None:
+        if self.idle:
+            self._stop_idling()
+            self._idle = self._clock.call_later(IDLE, self.unload)
+
+    def _stop_idling(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
 
     def _retire(self, ending: Awaitable[None]) -> None:
         task = asyncio.ensure_future(ending)

@@ -72,7 +72,9 @@ class Runtime:
                 chat=chat,
                 start_engine=start_engine,
                 fetch_file=fetch_file,
+                clock=self.clock,
                 changed=self.changes.notify,
+                make_room=self._make_room,
             )
             for each in config.connections
         )
@@ -86,7 +88,7 @@ class Runtime:
         self._choosing: dict[asyncio.Future[str | None], Endpoint] = {}
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._closed = False
+        self.closed = False
 
     # --- the four operations
 
@@ -118,7 +120,7 @@ class Runtime:
         self._rate.admit(caller.endpoint, self.clock.now())
         if len(own) >= self.limits.concurrent_per_endpoint:
             raise WireError("quota-exceeded", "too many generations of this endpoint are active", reason="concurrency")
-        if sum(map(len, self._live.values())) >= self.limits.concurrent or self._closed:
+        if sum(map(len, self._live.values())) >= self.limits.concurrent or self.closed:
             raise WireError("quota-exceeded", "too many generations are active", reason="concurrency")
         live = LiveGeneration(caller, id, request, next(self._numbers))
         self._live.setdefault(caller.endpoint, own)[id] = live
@@ -194,16 +196,23 @@ class Runtime:
         connection.enabled = True
         self.changes.notify()
 
+    async def _make_room(self) -> bool:
+        """Unloads every idle model, for one that does not load. Whether there was one."""
+        idle = [connection for connection in self.connections if connection.idle]
+        await asyncio.gather(*(connection.release() for connection in idle))
+        return bool(idle)
+
     def _settle_on(self, connection: Connection, outcome: WireError) -> None:
         self._settle(lambda live: live.connection == connection.key, outcome)
 
     async def close(self) -> None:
         """Ends everything and unloads all models."""
-        self._closed = True
+        self.closed = True
+        self.changes.notify()
         self._settle(lambda _: True, WireError("provider-error", "the server is shutting down"))
         if self._tasks:
             await asyncio.wait(self._tasks)
-        await asyncio.gather(*(connection.close() for connection in self.connections))
+        await asyncio.gather(*(connection.release() for connection in self.connections))
 
     # --- selection
 
@@ -290,17 +299,21 @@ class Runtime:
             connection.config.template,
             Conversation(request.messages, request.tools, request.tool_choice, request.format),
         )
-        if connection.loaded is not None:
-            _check_fits(prepared, connection.loaded)
+        _check_fits(prepared, connection.context_length)
         await self._authorize(live, connection)
         live.stage = "loading"
-        engine = await connection.engine()
-        _check_fits(prepared, engine)
+        async with connection.in_use() as engine:
+            _check_fits(prepared, engine.info.context_length)
+            job = self._job(live, connection, prepared, deadline)
+            return await self._decode(live, engine, job, prepared)
+
+    def _job(self, live: LiveGeneration, connection: Connection, prepared: Prepared, deadline: float) -> Job:
+        request = live.request
         # Consent and loading take time: the selection that was asked about must still be the one that is used.
         if self.handles.resolve(live.endpoint, request.handle) is not connection:
             raise WireError("selection-expired", "the selection has changed; select again")
         live.stage = "submitted"
-        job = Job(
+        return Job(
             id=live.number,
             tokens=prepared.tokens,
             sampling=connection.config.sampling
@@ -312,7 +325,6 @@ class Runtime:
             constraint=prepared.constraint,
             banned=prepared.banned,
         )
-        return await self._decode(live, engine, job, prepared)
 
     async def _authorize(self, live: LiveGeneration, connection: Connection) -> None:
         """The user's authorization of this one generation (NAP-LLM, "Shell Behavior"). Raises `user-cancelled`."""
@@ -422,9 +434,9 @@ def _check_supported(request: GenerationRequest, capabilities: Capabilities) -> 
             raise WireError("unsupported", f"this connection does not support the tool choice mode {mode}")
 
 
-def _check_fits(prepared: Prepared, engine: ModelEngine) -> None:
-    # One place must be left for the first token of the answer.
-    if len(prepared.tokens) >= engine.info.context_length:
+def _check_fits(prepared: Prepared, context_length: int) -> None:
+    # One place must be left for the first token of the answer. Before the model is loaded, nobody may know.
+    if 0 < context_length <= len(prepared.tokens):
         raise _too_long()
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from server.config import ConnectionConfig, Limits, Restrictions, Source
+from server.engine import EngineError
+from server.runtime.connections import IDLE
 from server.wire.records import ImagePart, Message, Requirements, TextPart, ToolCallPart, WireError
 from tests.runtime.doubles import World, caller, request, tool
 from tests.runtime.test_generation import begin, error, outcome
@@ -248,4 +250,64 @@ async def test_the_rate_of_one_endpoint_is_bounded_in_any_minute(tmp_path: Path)
     world.clock.advance(600)
     await world.runtime.select(b, Requirements())
     assert len(world.runtime._rate._times) == 1
+    await world.runtime.close()
+
+
+async def test_an_idle_model_gives_its_memory_back_but_never_under_a_generation(world: World) -> None:
+    model = await world.runtime.select(caller(), Requirements())
+    live = world.runtime.generate(caller(), "g", request(model.handle))
+    run = await world.engine.run()
+    world.clock.advance(50)
+    connection = world.runtime.connections[0]
+    assert connection.loaded is not None and not connection.idle
+    run.done()
+    await outcome(live)
+    await asyncio.wait({live.task})  # type: ignore[arg-type]
+    world.clock.advance(IDLE - 1)
+    assert connection.loaded is not None
+    live = world.runtime.generate(caller(), "g", request(model.handle))
+    run = await world.engine.run(1)
+    world.clock.advance(30)
+    run.done()
+    await outcome(live)
+    await asyncio.wait({live.task})  # type: ignore[arg-type]
+    world.clock.advance(IDLE)
+    assert connection.loaded is None
+    await connection.release()
+    assert world.engine.closed
+    assert (await world.runtime.describe(caller(), model.handle)).handle == model.handle
+    live = world.runtime.generate(caller(), "g", request(model.handle))
+    (await world.engine.run(2)).done()
+    assert (await outcome(live)).finish == "stop" and len(world.starts) == 2
+
+
+async def test_a_model_that_does_not_load_makes_idle_ones_give_way(tmp_path: Path) -> None:
+    world = World(tmp_path / "m", connections=two(tmp_path / "m"))
+    first, second = world.runtime.connections
+    await first.load()
+    world.start_failure = EngineError("not enough memory")
+    release = first.release
+
+    async def released() -> None:
+        world.start_failure = None
+        await release()
+
+    first.release = released  # type: ignore[method-assign]
+    await second.load()
+    assert first.loaded is None and second.loaded is not None and len(world.starts) == 3
+    async with second.in_use():
+        world.start_failure = EngineError("not enough memory")
+        assert (await failing(first.load())).code == "provider-error"
+        assert second.loaded is not None
+    await world.runtime.close()
+
+
+async def test_what_is_known_to_be_too_long_is_refused_before_anyone_is_asked(tmp_path: Path) -> None:
+    source = Source(path=tmp_path / "m")
+    connection = ConnectionConfig("a", "A", "small", source, context_length=5)
+    world = World(tmp_path / "m", connections=(connection,))
+    live = await begin(world, "12345", who=caller("ask"))
+    failure = await error(live)
+    assert (failure.code, failure.extra) == ("quota-exceeded", {"reason": "context"})
+    assert world.starts == []
     await world.runtime.close()
