@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,33 @@ async def test_a_disconnect_during_prefill_frees_the_engine(house: House) -> Non
     await house.generate("after", "Hi", maxTokens=1)
     assert time.monotonic() - began < 3
     assert [*house.runtime.live()] == []
+
+
+async def test_deadlines_are_kept_while_the_engine_prefills(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the server's own clock. Eight at a time, each in the middle of a long prefill when its deadline comes."""
+    many = os.environ.get("NAP_LLM_MANY") == "1"
+    runtime = house.runtime
+    monkeypatch.setattr(runtime, "config", replace(runtime.config, server=ServerConfig(deadline=0.4)))
+    late: list[float] = []
+    generate = runtime.generate
+
+    def timed(*arguments: Any) -> Any:
+        began = time.monotonic()
+        live = generate(*arguments)
+        live.on_settled.append(lambda: late.append(time.monotonic() - began - 0.4))
+        return live
+
+    monkeypatch.setattr(runtime, "generate", timed)
+    for start in range(0, 500 if many else 16, 8):
+        requests = (house.generate(f"d{start + n}", f"{start + n} " + "word " * 1500) for n in range(8))
+        for _, result in await asyncio.gather(*requests):
+            assert result["error"]["code"] == "timeout"
+    late.sort()
+    assert late[0] >= -0.01
+    median, p99 = (late[int(len(late) * share) - 1] for share in (0.5, 0.99))
+    # Only on a quiet machine do the last few say anything; none may wait for the engine, whose chunks take longer.
+    assert median < 0.25, late
+    assert not many or p99 < 0.05, (median, p99)
 
 
 async def test_eight_stream_together(house: House) -> None:
