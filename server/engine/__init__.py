@@ -1,7 +1,10 @@
 """llama.cpp for the rest of the server: a worker process for each model, and vocabularies anywhere."""
 
-from server.engine.client import Engine, Generation
-from server.engine.device import DeviceReport, Gpu, device_report
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from server.engine.messages import (
     Constraint,
     Done,
@@ -16,7 +19,11 @@ from server.engine.messages import (
     Segment,
     Text,
 )
-from server.engine.vocab import Vocab
+
+if TYPE_CHECKING:
+    from server.engine.client import Engine, Generation
+    from server.engine.device import DeviceReport, Gpu, device_report
+    from server.engine.vocab import Vocab
 
 __all__ = [
     "Constraint",
@@ -38,3 +45,19 @@ __all__ = [
     "Vocab",
     "device_report",
 ]
+
+_ROOMS = {
+    "Engine": "client",
+    "Generation": "client",
+    "Vocab": "vocab",
+    "device_report": "device",
+    "DeviceReport": "device",
+    "Gpu": "device",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: who only reads a configuration or passes messages on loads neither asyncio nor llama.cpp."""
+    if name in _ROOMS:
+        return getattr(import_module(f"server.engine.{_ROOMS[name]}"), name)
+    raise AttributeError(name)

@@ -14,7 +14,11 @@ PENALTY_WINDOW = 64
 """Tokens the repetition penalty looks back on; llama.cpp's own default."""
 
 _RANKS = 32
-"""Candidates asked about one by one before the whole vocabulary is masked: 8 µs against 5 ms (49,000 tokens)."""
+"""Candidates asked about together after the first refusal: 8 µs."""
+
+_BROAD = 1024
+"""Likeliest tokens masked before all are: 0.2 ms against 5 ms for a vocabulary of 49,000. What ranks below has no share
+worth the difference, as long as any of these is allowed."""
 
 
 class NothingAllowed(Exception):
@@ -30,7 +34,7 @@ class TokenSampler:
     Under a constraint the chain chooses first and the grammar is asked about that one token. On refusal the next
     token is drawn from the chain's other candidates, so that the result is distributed as the chain's own
     distribution under the condition that the grammar allows the token. Only where it allows none of them are
-    the logits masked, and the chain runs again on what is left.
+    the logits masked, first those of the likeliest tokens, and the chain runs again on what is left.
     """
 
     def __init__(self, sampling: Sampling, banned: tuple[int, ...], candidates: llama.Candidates) -> None:
@@ -107,15 +111,20 @@ class TokenSampler:
 
     def _draw_masked(self, logits: NDArray[np.float32], guard: Guard) -> int:
         candidates = self._candidates
-        candidates.fill(logits)
-        guard.mask(candidates)
-        masked = candidates.data["logit"]
-        if not np.isfinite(masked).any():
-            raise NothingAllowed
-        if self._chain is None:
-            return int(masked.argmax())
-        self._chain.apply(candidates)
-        chosen = candidates.data[candidates.selected]
-        if not np.isfinite(chosen["logit"]):
-            raise NothingAllowed
-        return int(chosen["id"])
+        broad = np.argpartition(logits, -_BROAD)[-_BROAD:].astype(np.int32) if len(logits) > _BROAD else None
+        for ids in (broad, None):
+            if ids is None:
+                candidates.fill(logits)
+            else:
+                candidates.select(ids, logits[ids])
+            guard.mask(candidates)
+            left = candidates.view()
+            if not np.isfinite(left["logit"]).any():
+                continue
+            if self._chain is None:
+                return int(left["id"][left["logit"].argmax()])
+            self._chain.apply(candidates)
+            chosen = left[candidates.selected]
+            if np.isfinite(chosen["logit"]):
+                return int(chosen["id"])
+        raise NothingAllowed
