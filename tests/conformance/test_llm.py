@@ -73,6 +73,23 @@ async def test_llm_c01_select_describe_generate(shell: Shell) -> None:
     assert buffered["result"]["finish"] in ("stop", "length")
 
 
+async def test_the_prompt_is_the_whole_conversation_and_nothing_else(controlled: Controlled) -> None:
+    words = ["aardvark", "badger", "caribou", "dingo", "ermine"]
+    roles = ["system", "user", "assistant", "user", "assistant"]
+    messages = [
+        {"role": role, "content": [{"type": "text", "text": word[:3]}, {"type": "text", "text": word[3:]}]}
+        for role, word in zip(roles, words, strict=True)
+    ]
+    for number, conversation in enumerate((messages, [user("ferret")])):
+        generation = asyncio.create_task(controlled.stream("g", await controlled.request(messages=conversation)))
+        (await controlled.engine.run(number)).done()
+        await generation
+    first, second = controlled.prompt(0), controlled.prompt(1)
+    places = [first.index(word) for word in words]
+    assert places == sorted(places) and all(first.count(word) == 1 for word in words)
+    assert "ferret" in second and not any(word in second for word in words)
+
+
 async def test_llm_c01_absent_domain(make: Make) -> None:
     absent: Controlled = await make(server=ServerConfig(enabled=False))
     assert (await absent.http.get("/nap/llm")).status_code == 404
