@@ -24,9 +24,9 @@ def test_common_prefix() -> None:
         assert common_prefix(array("i", one), array("i", other)) == length
 
 
-def test_shares_are_even_and_leftovers_go_to_the_larger() -> None:
+def test_the_smallest_come_first_and_none_starves() -> None:
     assert share([1600, 24], 64) == [40, 24]
-    assert share([1600, 1600, 24], 64) == [21, 22, 21]
+    assert share([1600, 1600, 1600, 24], 64) == [24, 8, 8, 24]
     assert share([5, 6], 64) == [5, 6]
     assert share([9] * 8, 4) == [1] * 8
     assert share([], 64) == []
@@ -38,7 +38,14 @@ def test_a_step_decodes_everything_and_shares_the_chunk() -> None:
         scheduler.submit(job(number, list(range(length))))
     admitted(scheduler)
     plan = {sequence.job.id: count for sequence, count in scheduler.plan()}
-    assert plan == {0: 1, 3: 1, 1: 5, 2: 3}
+    assert plan == {0: 1, 3: 1, 1: 1, 2: 3}
+
+
+def test_a_prefill_alone_takes_the_whole_chunk() -> None:
+    scheduler = Scheduler(slots=4, chunk=8)
+    scheduler.submit(job(1, list(range(20))))
+    admitted(scheduler)
+    assert [count for _, count in scheduler.plan()] == [8]
 
 
 def test_jobs_wait_in_order_for_a_slot() -> None:
