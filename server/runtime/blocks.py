@@ -100,7 +100,9 @@ class Blocks:
         return deltas
 
     def discard(self) -> None:
-        """Forgets what waits: nothing follows a terminal error."""
+        """Forgets what waits: nothing follows a terminal error, and some consumers want the result alone."""
+        for each in self._waiting:
+            self._blocks[each.index].waiting = None
         self._waiting.clear()
 
     def completed(self) -> tuple[Part, ...]:

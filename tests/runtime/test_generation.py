@@ -114,6 +114,21 @@ async def test_a_slow_reader_gets_fewer_larger_deltas(world: World) -> None:
     check_lifecycle(deltas, result)
 
 
+async def test_a_consumer_of_the_result_alone_keeps_no_deltas(world: World) -> None:
+    live = await begin(world)
+    reading = asyncio.create_task(live.result())
+    run = await world.engine.run()
+    for text in "abc":
+        run.say(text)
+        while live.output_tokens < run.said:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert not live.blocks.due
+    run.say("d")
+    run.done()
+    assert (await reading) == Generation((TextPart("abcd"),), "stop", Usage(5, 4, 0))
+
+
 async def test_interleaved_calls_keep_order_and_coalesce_by_block(world: World) -> None:
     world.chat.script["x"] = [
         BlockStart(0, "text"),
