@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import limits
-from .rules import Lit, Ref, Sequence, repeat
+from .rules import Lit, Ref, Sequence
 from .shapes import FALSE, ArrayShape, Term
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class ArrayWriter:
                 rest = closing
             else:
                 more = self.grammar.add(((self.comma, *item),), "i")
-                rest = (*repeat(self.grammar, more, lower, upper), *closing)
+                rest = (*self.writer.repeat(more, lower, upper, "maxItems"), *closing)
             if n == 0:
                 out.append((Lit("["), *item, *rest))
                 return tuple(out)
@@ -107,7 +107,7 @@ class ArrayWriter:
             if unique:
                 choices = [(terms.const(value), key) for key, value in values[term] if key not in used]
             for choice, key in choices:
-                branches = [(choice, ())]
+                branches: list[tuple[Term, tuple[int, ...]]] = [(choice, ())]
                 for c, have in zip(shape.contains, matches, strict=True):
                     if count < c.start:
                         branches = [(t, (*m, have)) for t, m in branches]

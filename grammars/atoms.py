@@ -112,7 +112,9 @@ def name_classes(shape: ObjectShape, normal: Normalizer) -> list[tuple[DFA, Term
     start = automata.difference(start, automata.strings(name for name, _ in shape.props))
     classes: list[tuple[DFA, tuple[Term, ...], int]] = [] if start.is_empty() else [(start, (shape.rest,), 0)]
     for layer in shape.layers:
-        split: list[tuple[DFA, tuple[Term, ...], int, bool]] = [(dfa, terms, bits, False) for dfa, terms, bits in classes]
+        split: list[tuple[DFA, tuple[Term, ...], int, bool]] = [
+            (dfa, terms, bits, False) for dfa, terms, bits in classes
+        ]
         for pattern, term in layer.patterns:
             automaton = normal.automaton(pattern)
             assert automaton is not None
@@ -148,14 +150,16 @@ def name_classes(shape: ObjectShape, normal: Normalizer) -> list[tuple[DFA, Term
 _CLASSES = 64
 
 
-def number_automaton(s: NumberSet, offered: bool = True) -> DFA | None:
+def number_automaton(s: NumberSet, normal: Normalizer, offered: bool = True) -> DFA | None:
     """The automaton of the spellings of a set of numbers; None where that exceeds the limits.
 
     `offered`: as a grammar should let a model write them; else all without exponent, so that complements are exact.
     """
     kind = s[0]
     if kind in ("all", "range"):
-        _, integer, low, low_open, high, high_open, divisors = s if kind == "range" else (0, False, None, 0, None, 0, ())
+        _, integer, low, low_open, high, high_open, divisors = (
+            s if kind == "range" else (0, False, None, 0, None, 0, ())
+        )
         return number_dfa(
             integer=integer,
             minimum=None if low_open else low,
@@ -168,18 +172,21 @@ def number_automaton(s: NumberSet, offered: bool = True) -> DFA | None:
     if kind == "finite":
         parts = [number_dfa(minimum=value, maximum=value) for value in s[1]]
     elif kind == "not":
-        inner = number_automaton(s[1], False)
+        inner = number_automaton(s[1], normal, False)
         return None if inner is None else automata.difference(PLAIN, inner)
     else:
-        parts = [number_automaton(part, offered and kind == "or" and part[0] == "range") for part in s[1]]
+        parts = [number_automaton(part, normal, offered and kind == "or" and part[0] == "range") for part in s[1]]
     out: DFA | None = None
     for part in parts:
         if part is None:
-            if kind == "and":
-                continue
-            return None
-        if out is None:
+            if kind != "and":
+                return None
+            normal.note(*BOUNDS)
+        elif out is None:
             out = part
         else:
             out = automata.intersect(out, part) if kind == "and" else automata.union(out, part)
     return out
+
+
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")

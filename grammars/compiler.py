@@ -33,11 +33,13 @@ class Check(NamedTuple):
 class Compiled:
     """The grammar of a schema, and what is left to validation of the completed value.
 
-    `checks` is empty where the grammar accepts exactly the valid values in its spelling. `satisfiable` is False where no
-    value is valid; the grammar then accepts nothing.
+    `checks` is empty where the grammar accepts exactly the valid values in its spelling. `satisfiable` is False where
+    no value is valid; the grammar then accepts nothing.
     """
 
-    def __init__(self, rules: dict[str, Rule], checks: tuple[Check, ...], satisfiable: bool, validation: Validation) -> None:
+    def __init__(
+        self, rules: dict[str, Rule], checks: tuple[Check, ...], satisfiable: bool, validation: Validation
+    ) -> None:
         self._rules, self.checks, self.satisfiable, self._validation = rules, checks, satisfiable, validation
         self.gbnf = gbnf(rules)
 
@@ -112,11 +114,17 @@ def _compile(text: str, formats: str, style: str, spelling: str, given: Mapping[
         with _roomy():
             node = _load(text)
             document = Document(node, {uri: _load(other) for uri, other in given.items()})
-            normal = Normalizer(document, formats=formats, tracking='"unevaluated' in text or any('"unevaluated' in t for t in given.values()))
+            normal = Normalizer(
+                document,
+                formats=formats,
+                tracking='"unevaluated' in text or any('"unevaluated' in t for t in given.values()),
+            )
             grammar = Writer(normal, STYLES[style]).write(normal.root())
             rules, satisfiable = cleaned(grammar.rules)
             checks = tuple(Check(*check) for check in normal.checks)
-            return Compiled(rules, checks, satisfiable, Validation(text, dict(given), document.dialect, formats == "assert"))
+            return Compiled(
+                rules, checks, satisfiable, Validation(text, dict(given), document.dialect, formats == "assert")
+            )
     except Circular as error:
         raise InvalidSchema(error.path, "$ref", "leads back to itself") from None
     except LimitExceeded as error:
@@ -131,8 +139,8 @@ def _load(text: str) -> Any:
 
 @contextmanager
 def _roomy() -> Iterator[None]:
-    """Room for the mutual recursion of terms and shapes (`limits.DEPTH` bounds documents, not chains of references), and
-    no search for cyclic garbage: a compilation makes many small objects and no garbage worth collecting."""
+    """Room for the mutual recursion of terms and shapes (`limits.DEPTH` bounds documents, not chains of references),
+    and no search for cyclic garbage: a compilation makes many small objects and no garbage worth collecting."""
     before, collecting = sys.getrecursionlimit(), gc.isenabled()
     sys.setrecursionlimit(max(before, 10_000))
     gc.disable()

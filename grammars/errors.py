@@ -19,7 +19,7 @@ class UnsupportedSchema(ValueError):
 
 
 class InvalidSchema(ValueError):
-    """A document that is not a JSON Schema: a keyword whose value has the wrong form, or a `$ref` that leads nowhere."""
+    """No JSON Schema: a keyword whose value has the wrong form, or a `$ref` that leads nowhere."""
 
     def __init__(self, path: str, keyword: str, reason: str) -> None:
         self.path, self.keyword, self.reason = path, keyword, reason

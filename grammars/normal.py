@@ -115,7 +115,12 @@ class Normalizer:
             return []
         shape = self.shape(term)
         strings, numbers = shape.string, shape.number
-        if shape.arrays or shape.objects or strings[0] not in ("none", "finite") or numbers[0] not in ("none", "finite"):
+        if (
+            shape.arrays
+            or shape.objects
+            or strings[0] not in ("none", "finite")
+            or numbers[0] not in ("none", "finite")
+        ):
             return None
         found: list[Any] = [*(strings[1] if len(strings) > 1 else ()), *(numbers[1] if len(numbers) > 1 else ())]
         found += [value for bit, value in ((1, False), (2, True)) if shape.booleans & bit]
@@ -263,13 +268,15 @@ class Normalizer:
             return b
         if b is ANY or a is EMPTY:
             return a
-        wide = len(a.arrays) * len(b.arrays) > limits.ALTERNATIVES or len(a.objects) * len(b.objects) > limits.ALTERNATIVES
+        wide = (
+            len(a.arrays) * len(b.arrays) > limits.ALTERNATIVES or len(a.objects) * len(b.objects) > limits.ALTERNATIVES
+        )
         if wide:
             self.checks[schema.path if schema else "", keyword] = None
         arrays, objects = a.arrays, a.objects
         if not wide:
             arrays = _unique(m for x in arrays for y in b.arrays if (m := self._meet_arrays(x, y)) is not None)
-            objects = _unique(m for x in objects for y in b.objects if (m := self.meet_objects(x, y)) is not None)
+            objects = _unique(o for x in objects for y in b.objects if (o := self.meet_objects(x, y)) is not None)
         return Shape(
             a.null and b.null,
             a.booleans & b.booleans,
@@ -489,7 +496,10 @@ class Normalizer:
                     shape = EMPTY
                     continue
                 outside = _forget(self.shape(self.terms.negate(terms[j])))
-                if len(shape.objects) * len(outside.objects) > _OVERLAPS or len(shape.arrays) * len(outside.arrays) > _OVERLAPS:
+                if (
+                    len(shape.objects) * len(outside.objects) > _OVERLAPS
+                    or len(shape.arrays) * len(outside.arrays) > _OVERLAPS
+                ):
                     self.check(schema, "oneOf")
                     outside = outside._replace(arrays=(ANY_ARRAY,), objects=(ANY_OBJECT,))
                 shape = self.meet(shape, outside, schema, "oneOf")
@@ -543,7 +553,9 @@ class Normalizer:
             shape = self.meet(shape, self._enumeration(node["enum"]), schema, "enum")
         for name, dependent in self._dependent_schemas(schema, scope):
             absent = ANY._replace(objects=(ObjectShape(((name, FALSE),)),))
-            present = self.meet(EMPTY._replace(objects=(_having(name),)), self.shape(dependent), schema, "dependentSchemas")
+            present = self.meet(
+                EMPTY._replace(objects=(_having(name),)), self.shape(dependent), schema, "dependentSchemas"
+            )
             shape = self.meet(shape, self.join(absent, present), schema, "dependentSchemas")
         return shape
 
@@ -584,11 +596,10 @@ class Normalizer:
         out = textsets.length(int(node.get("minLength", 0)), None if most is None else int(most))
         if "pattern" in node:
             out = self.texts.meet(out, self._pattern(schema, "pattern", node["pattern"]))
-        if self.formats and "format" in node:
-            if atoms.is_format(node["format"]):
-                atom = ("format", node["format"])
-                self.sources.setdefault(atom, (schema.path, "format"))
-                out = self.texts.meet(out, atom)
+        if self.formats and "format" in node and atoms.is_format(node["format"]):
+            atom = ("format", node["format"])
+            self.sources.setdefault(atom, (schema.path, "format"))
+            out = self.texts.meet(out, atom)
         if "contentEncoding" in node and node["contentEncoding"] == "base64" and self.formats:
             out = self.texts.meet(out, self._pattern(schema, "contentEncoding", BASE64))
         return out
@@ -648,7 +659,7 @@ class Normalizer:
                 seen = (TRUE,)
             evaluated = Evaluated(items=None if after in node else len(prefix), contains=seen)
         unique = bool(node.get("uniqueItems", False))
-        for keyword in ("contains", "uniqueItems"):
+        for keyword in ("contains", "maxItems", "uniqueItems"):
             if keyword in node:
                 self.places.setdefault(keyword, []).append(schema.path)
         return (ArrayShape(prefix, rest, least, None if most is None else int(most), contains, unique, evaluated),)
@@ -666,7 +677,9 @@ class Normalizer:
             elif value is False:
                 props[name] = FALSE
             else:
-                known = document.schemas.get(id(value)) or document.at(value, f"{path}/properties/{escape(name)}", resource)
+                known = document.schemas.get(id(value)) or document.at(
+                    value, f"{path}/properties/{escape(name)}", resource
+                )
                 props[name] = self.term(known, scope)
         rest = TRUE
         if "additionalProperties" in node:
@@ -685,11 +698,15 @@ class Normalizer:
         if isinstance(required, bool):
             required = ()
         if schema.draft <= 3 or "required" not in node:
-            required = [
-                name
-                for name, value in node.get("properties", {}).items()
-                if isinstance(value, dict) and value.get("required") is True
-            ] if schema.draft <= 3 else ()
+            required = (
+                [
+                    name
+                    for name, value in node.get("properties", {}).items()
+                    if isinstance(value, dict) and value.get("required") is True
+                ]
+                if schema.draft <= 3
+                else ()
+            )
         for name in required:
             if name not in props:
                 props[name] = self.term_for(shape, name)
@@ -762,7 +779,8 @@ class Normalizer:
                 seen = o.evaluated
                 if not seen.all_names:
                     known = tuple((name, TRUE) for name in sorted(seen.names))
-                    layers, rest = (), term
+                    layers: tuple[Layer, ...] = ()
+                    rest = term
                     if seen.patterns:
                         layers, rest = (Layer(tuple((p, TRUE) for p in seen.patterns), term),), TRUE
                     met = self.meet_objects(o, ObjectShape(known, layers=layers, rest=rest))
@@ -841,7 +859,11 @@ class Normalizer:
         for keyword in ("unevaluatedProperties", "unevaluatedItems"):
             if keyword in node and schema.draft >= 2019 and node[keyword] is not True:
                 self.check(schema, keyword)
-                wide = EMPTY._replace(objects=(ANY_OBJECT,)) if keyword == "unevaluatedProperties" else EMPTY._replace(arrays=(ANY_ARRAY,))
+                wide = (
+                    EMPTY._replace(objects=(ANY_OBJECT,))
+                    if keyword == "unevaluatedProperties"
+                    else EMPTY._replace(arrays=(ANY_ARRAY,))
+                )
                 out = self.join(out, wide)
         return _forget(out)
 
@@ -894,7 +916,9 @@ class Normalizer:
     def _objects_apart(self, a: ObjectShape, b: ObjectShape, depth: int) -> bool:
         ours, theirs = dict(a.props), dict(b.props)
         names = a.required | b.required
-        if (b.most is not None and b.most < max(a.least, len(names))) or (a.most is not None and a.most < max(b.least, len(names))):
+        if (b.most is not None and b.most < max(a.least, len(names))) or (
+            a.most is not None and a.most < max(b.least, len(names))
+        ):
             return True
         for name in names:
             x = ours.get(name) or self.term_for(a, name)
@@ -906,11 +930,16 @@ class Normalizer:
 
 BASE64 = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _ARRAY_KEYS = frozenset(
-    "additionalItems contains items maxContains maxItems minContains minItems prefixItems uniqueItems".split()
+    (
+        *("additionalItems", "contains", "items", "maxContains", "maxItems"),
+        *("minContains", "minItems", "prefixItems", "uniqueItems"),
+    )
 )
 _OBJECT_KEYS = frozenset(
-    "additionalProperties dependencies dependentRequired maxProperties minProperties patternProperties properties "
-    "propertyNames required".split()
+    (
+        *("additionalProperties", "dependencies", "dependentRequired", "maxProperties", "minProperties"),
+        *("patternProperties", "properties", "propertyNames", "required"),
+    )
 )
 
 

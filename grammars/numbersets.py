@@ -67,7 +67,7 @@ def accepts(s: NumberSet, value: Any) -> bool:
 
 
 def meet(a: NumberSet, b: NumberSet) -> NumberSet:
-    if a == b or b == ALL or a == NONE:
+    if a in (b, NONE) or b == ALL:
         return a
     if a == ALL or b == NONE:
         return b
@@ -108,7 +108,9 @@ def _overlap(a: NumberSet, b: NumberSet) -> NumberSet:
 
 def _within(a: NumberSet, condition: NumberSet) -> bool:
     """Whether range `a` plainly satisfies a condition of integrality or one divisor."""
-    return (not condition[1] or a[1]) and set(condition[6]) <= set(a[6]) and condition[2] is None and condition[4] is None
+    return (
+        (not condition[1] or a[1]) and set(condition[6]) <= set(a[6]) and condition[2] is None and condition[4] is None
+    )
 
 
 def _join_all(parts: list[NumberSet]) -> NumberSet:
@@ -119,7 +121,7 @@ def _join_all(parts: list[NumberSet]) -> NumberSet:
 
 
 def join(a: NumberSet, b: NumberSet) -> NumberSet:
-    if a == b or b == NONE or a == ALL:
+    if a in (b, ALL) or b == NONE:
         return a
     if a == NONE or b == ALL:
         return b

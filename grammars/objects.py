@@ -25,7 +25,7 @@ _STATES = 4_000
 
 
 class _Others(NamedTuple):
-    """A class of undeclared names (`names` None: all), the term of their values, and the bits of `some` they can satisfy."""
+    """Undeclared names (`names` None: all), the term of their values, and the bits of `some` they can satisfy."""
 
     names: DFA | None
     term: Term
@@ -55,7 +55,7 @@ class ObjectWriter:
         counted = least > required or (most is not None and (possible is None or most < possible))
         if counted or shape.needs or shape.some:
             return self._counted()
-        if 1 < len(self.names) <= FREE:
+        if 1 < len(self.names) <= FREE and required < len(self.names):
             return self._free()
         return self._ordered()
 
@@ -208,11 +208,11 @@ class ObjectWriter:
         }
 
         def members(state: _State) -> list[Sequence]:
-            if shape.most is not None and state.count >= shape.most:
+            if shape.most is not None and state.members >= shape.most:
                 return []
-            count = min(state.count + 1, cap)
+            count = min(state.members + 1, cap)
             node: Node | None = None
-            for j in range(state.next, len(names)):
+            for j in range(state.at, len(names)):
                 name = names[j]
                 wanted = needs.get(name, set())
                 if name not in dead and all(n in state.seen or index[n] > j for n in wanted):
@@ -223,17 +223,17 @@ class ObjectWriter:
                 if name in required or name in state.pending:
                     break
             out = [self._declared(node)] if node else []
-            if state.next > last_required and not state.pending:
-                following = state._replace(count=count)
+            if state.at > last_required and not state.pending:
+                following = state._replace(members=count)
                 out += [self._other(others, leaf(others.term, others.bits, following)) for others in self.others]
             return out
 
         def may_end(state: _State) -> bool:
             return (
-                state.count >= shape.least
+                state.members >= shape.least
                 and not state.pending
                 and state.bits == all_bits
-                and state.next > last_required
+                and state.at > last_required
             )
 
         first = _State(0, 0, frozenset(), frozenset(), 0)
@@ -250,8 +250,8 @@ class ObjectWriter:
 
 
 class _State(NamedTuple):
-    next: int
-    count: int
+    at: int
+    members: int
     seen: frozenset[str]
     pending: frozenset[str]
     bits: int

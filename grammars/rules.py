@@ -163,8 +163,28 @@ def _item(item: Item, prefix: str) -> str:
 
 @lru_cache(16_384)
 def _chars(ranges: tuple[tuple[int, int], ...]) -> str:
+    """A class, as what it leaves out where that is shorter: the sampler looks at every part of a class.
+
+    Only ASCII is ever left out: a negated class over other characters refuses the first bytes of their neighbours.
+    """
+    outside = _outside(ranges)
+    if outside and outside[-1][1] < 0x80 and len(outside) < len(_characters(ranges)):
+        parts = [_class_char(lo) if lo == hi else f"{_class_char(lo)}-{_class_char(hi)}" for lo, hi in outside]
+        return f"[^{''.join(parts)}]"
     parts = [_class_char(lo) if lo == hi else f"{_class_char(lo)}-{_class_char(hi)}" for lo, hi in _characters(ranges)]
     return f"[{''.join(parts)}]"
+
+
+def _outside(ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
+    out = []
+    start = 0
+    for lo, hi in ranges:
+        if lo > start:
+            out.append((start, lo - 1))
+        start = hi + 1
+    if start <= 0x10FFFF:
+        out.append((start, 0x10FFFF))
+    return out
 
 
 def _characters(ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
@@ -248,6 +268,7 @@ def _productive(rules: dict[str, Rule]) -> set[str]:
     waiting = list(rules)
     waiting.reverse()
     while waiting:
+        limits.check()
         left = []
         for name in waiting:
             for sequence in rules[name]:
@@ -269,9 +290,8 @@ def _completes(sequence: Sequence, productive: set[str]) -> bool:
         if kind is Ref:
             if item.name not in productive:  # type: ignore[union-attr]
                 return False
-        elif kind is Repeat and item.min:  # type: ignore[union-attr]
-            if not _completes((item.item,), productive):  # type: ignore[union-attr]
-                return False
+        elif kind is Repeat and item.min and not _completes((item.item,), productive):  # type: ignore[union-attr]
+            return False
     return True
 
 

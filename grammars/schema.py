@@ -61,13 +61,18 @@ def escape(token: str) -> str:
 
 
 _SCHEMA = frozenset(
-    "additionalItems additionalProperties contains contentSchema else if items not propertyNames then "
-    "unevaluatedItems unevaluatedProperties".split()
+    (
+        *("additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not"),
+        *("propertyNames", "then", "unevaluatedItems", "unevaluatedProperties"),
+    )
 )
 _SCHEMAS = frozenset(("allOf", "anyOf", "oneOf", "prefixItems"))
 _SCHEMA_MAPS = frozenset(("$defs", "definitions", "dependentSchemas", "patternProperties", "properties"))
 _COUNTS = frozenset(
-    "maxContains maxItems maxLength maxProperties minContains minItems minLength minProperties".split()
+    (
+        *("maxContains", "maxItems", "maxLength", "maxProperties"),
+        *("minContains", "minItems", "minLength", "minProperties"),
+    )
 )
 _NUMBERS = frozenset(("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf"))
 _STRINGS = frozenset(("$anchor", "$dynamicAnchor", "$dynamicRef", "$id", "$ref", "$schema", "format", "pattern"))
@@ -145,7 +150,9 @@ class Document:
     def _draft(self, node: Any, draft: int) -> int:
         if isinstance(node, dict) and isinstance(node.get("$schema"), str):
             name = node["$schema"].rstrip("#")
-            found = _DRAFTS.get(name) or _DRAFTS.get(name.replace("https://json-schema.org/draft-", "http://json-schema.org/draft-"))
+            found = _DRAFTS.get(name) or _DRAFTS.get(
+                name.replace("https://json-schema.org/draft-", "http://json-schema.org/draft-")
+            )
             if found:
                 return found
             meta = self.given.get(name)
@@ -162,7 +169,9 @@ class Document:
             if node is True or node is False:
                 continue
             if not isinstance(node, dict):
-                raise InvalidSchema(path.rpartition("/")[0], path.rpartition("/")[2], "must be a schema (an object or a boolean)")
+                raise InvalidSchema(
+                    path.rpartition("/")[0], path.rpartition("/")[2], "must be a schema (an object or a boolean)"
+                )
             self.count += 1
             if self.count > limits.SUBSCHEMAS:
                 raise LimitExceeded("subschemas")
@@ -281,11 +290,10 @@ class Document:
 
 def metaschema(uri: str) -> Any | None:
     """A metaschema of the JSON Schema organisation, from the copies that jsonschema brings along."""
-    from jsonschema_specifications import REGISTRY
+    from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
 
     for name in (uri, uri + "#"):
         resource = REGISTRY.get(name)
         if resource is not None:
             return resource.contents
     return None
-

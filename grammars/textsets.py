@@ -53,7 +53,7 @@ class Texts:
         return bool(self.judge(s, text, widen))
 
     def meet(self, a: TextSet, b: TextSet) -> TextSet:
-        if a == b or b == ALL or a == NONE:
+        if a in (b, NONE) or b == ALL:
             return a
         if a == ALL or b == NONE:
             return b
@@ -81,7 +81,7 @@ class Texts:
         return parts[0] if len(parts) == 1 else ("and", tuple(parts))
 
     def join(self, a: TextSet, b: TextSet) -> TextSet:
-        if a == b or b == NONE or a == ALL:
+        if a in (b, ALL) or b == NONE:
             return a
         if a == NONE or b == ALL:
             return b

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TypeAlias, Union
 
-from .rules import Chars, Grammar, Lit, Ref, Repeat, Rule, Sequence
+from . import limits
+from .rules import Chars, Grammar, Item, Lit, Ref, Repeat, Rule, Sequence
 from .spelling import JSON_ESCAPES, JSON_PLAIN
 
 Node: TypeAlias = dict[str, Union["Node", Sequence]]
@@ -40,6 +41,7 @@ class TrieWriter:
         if known is None:
             known = self._done[id(node)] = self._write(node)
             self._keep.append(node)
+            limits.check()
         return known
 
     def _write(self, node: Node) -> Sequence:
@@ -68,7 +70,7 @@ class OtherNames:
     A rule depends only on what may not follow, so objects share the rules of the ends of their names.
     """
 
-    def __init__(self, grammar: Grammar, char: Ref) -> None:
+    def __init__(self, grammar: Grammar, char: Item) -> None:
         self.grammar, self.char = grammar, char
         self._done: dict[frozenset[str], Ref] = {}
         self._rest: Ref | None = None
@@ -85,6 +87,7 @@ class OtherNames:
         ref = self._done[names] = Ref(self.grammar.fresh("n"))
         todo = [(ref, names)]
         while todo:
+            limits.check()
             here, suffixes = todo.pop()
             below: dict[str, list[str]] = {}
             for suffix in suffixes:

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from . import limits
-from .errors import InvalidInstance, UnsupportedSchema, InvalidSchema
+from .errors import InvalidInstance, UnsupportedSchema
 from .formats import format_accepts
 from .limits import LimitExceeded
 from .pattern import InvalidPattern, UnsupportedPattern, pattern_accepts
@@ -62,7 +62,7 @@ def _exact(value: Any) -> Any:
 def _validator(validation: Validation) -> tuple[Any, list[Any]]:
     """The validator, and the cell that holds its deadline."""
     from jsonschema import validators
-    from jsonschema_specifications import REGISTRY
+    from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
     from referencing import Registry, Resource
     from referencing.jsonschema import DRAFT4, DRAFT6, DRAFT7, DRAFT201909, DRAFT202012
 
@@ -101,9 +101,13 @@ def _validator(validation: Validation) -> tuple[Any, list[Any]]:
         if inner is not None:
             ours[keyword] = _timed(inner, clock)
     checker = base.TYPE_CHECKER.redefine("number", lambda _, v: is_number(v)).redefine(
-        "integer", lambda _, v: isinstance(v, int) and not isinstance(v, bool) or isinstance(v, Decimal) and v == v.to_integral_value()
+        "integer",
+        lambda _, v: (
+            (isinstance(v, int) and not isinstance(v, bool)) or (isinstance(v, Decimal) and v == v.to_integral_value())
+        ),
     )
-    extended = validators.extend(base, ours, type_checker=checker)
+    extend: Any = validators.extend
+    extended = extend(base, ours, type_checker=checker)
 
     def load(text: str) -> Any:
         return json.loads(text, parse_float=Decimal)
@@ -253,13 +257,17 @@ def _evaluated_names(validator: Any, instance: Any, schema: Any) -> set[str]:
         if keyword in schema:
             seen |= _behind_reference(validator, instance, schema, keyword)
     for keyword in ("additionalProperties", "unevaluatedProperties"):
-        if keyword in schema and validator.evolve(schema={keyword: schema[keyword], **_beside(schema)}).is_valid(instance):
+        if keyword in schema and validator.evolve(schema={keyword: schema[keyword], **_beside(schema)}).is_valid(
+            instance
+        ):
             if keyword == "unevaluatedProperties":
                 return set(instance)
             seen |= {name for name in instance if _is_additional(name, schema)}
     seen |= {name for name in instance if name in schema.get("properties", {})}
     seen |= {
-        name for name in instance if any(pattern_accepts(pattern, name) for pattern in schema.get("patternProperties", {}))
+        name
+        for name in instance
+        if any(pattern_accepts(pattern, name) for pattern in schema.get("patternProperties", {}))
     }
     branches = [branch for keyword in ("allOf", "anyOf", "oneOf") for branch in schema.get(keyword, ())]
     branches += [branch for name, branch in schema.get("dependentSchemas", {}).items() if name in instance]

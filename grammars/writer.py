@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 
 from . import atoms, limits, numbersets, textsets
+from .arrays import ArrayWriter
 from .normal import Normalizer
 from .numbersets import NumberSet
-from .arrays import ArrayWriter
 from .objects import ObjectWriter
-from .rules import Chars, Grammar, Lit, Ref, Repeat, Rule, Sequence, repeat
+from .rules import Chars, Grammar, Item, Lit, Ref, Repeat, Rule, Sequence, repeat
 from .shapes import ANY, TRUE, Shape, Term
 from .spelling import Spelling, number_texts
 from .strings import RAW, Strings
@@ -82,6 +82,14 @@ class Writer:
             rule.append((Lit(self.spelling.null),))
         return tuple(rule)
 
+    def repeat(self, item: Item, least: int, most: int | None, keyword: str) -> Sequence:
+        """`least` to `most` times `item`; a bound too high to be composed is left to validation."""
+        try:
+            return repeat(self.grammar, item, least, most)
+        except limits.LimitExceeded:
+            self.normal.note(keyword)
+            return repeat(self.grammar, item, least, None)
+
     # Strings
 
     def text(self, s: TextSet) -> tuple[Sequence, ...]:
@@ -106,7 +114,7 @@ class Writer:
                 node = insert(node, self.spelling.text(value), ())
             return ((Lit(quote), *TrieWriter(self.grammar, quote).write(node)),)
         if kind == "length":
-            return ((Lit(quote), *repeat(self.grammar, self.strings.char, s[1], s[2]), Lit(quote)),)
+            return ((Lit(quote), *self.repeat(self.strings.char, s[1], s[2], "maxLength"), Lit(quote)),)
         rest, least, most = atoms.split_length(s)
         automaton = atoms.language(rest, self.normal)
         if automaton is None:
@@ -134,11 +142,12 @@ class Writer:
             whole = self.integer()
             some = Repeat(_DIGITS, 1, None)
             sign = Chars(((0x2B, 0x2B), (0x2D, 0x2D)))
+            hundreds = (Chars(((0x31, 0x32),)), Repeat(_DIGITS, 0, 2))
+            tens = (Chars(((0x33, 0x39),)), Repeat(_DIGITS, 0, 1))
             # below 300, so that no reader of doubles finds an infinite number
-            digits = self.grammar.define(
-                "power", ((Chars(((0x31, 0x32),)), Repeat(_DIGITS, 0, 2)), (Chars(((0x33, 0x39),)), Repeat(_DIGITS, 0, 1)), (Lit("0"), _DIGITS))
-            )
-            exponent = self.grammar.define("exponent", ((Chars(((0x45, 0x45), (0x65, 0x65))), Repeat(sign, 0, 1), digits),))
+            power = self.grammar.define("power", (hundreds, tens, (Lit("0"), _DIGITS)))
+            letter = Chars(((0x45, 0x45), (0x65, 0x65)))
+            exponent = self.grammar.define("exponent", ((letter, Repeat(sign, 0, 1), power),))
             fraction = self.grammar.define("fraction", ((Lit("."), some),))
             self.grammar.define("number", ((whole, Repeat(fraction, 0, 1), Repeat(exponent, 0, 1)),))
         return Ref("number")
@@ -160,17 +169,14 @@ class Writer:
         if kind == "finite":
             return tuple((Lit(text),) for value in s[1] for text in number_texts(value))
         try:
-            automaton = atoms.number_automaton(s)
+            automaton = atoms.number_automaton(s, self.normal)
         except limits.LimitExceeded as error:
             if error.limit == "seconds":
                 raise
             automaton = None
         if automaton is None:
-            self.normal.note(*_BOUNDS)
+            self.normal.note(*atoms.BOUNDS)
             return ((self.integer() if numbersets.is_integral(s) else self.any_number(),),)
         if automaton.is_empty():
             return ()
         return (self.digits.write(automaton),)
-
-
-_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
