@@ -1,0 +1,152 @@
+"""`scripts/setup`: what it chooses on machines of different kinds, played by stand-ins for their tools."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+TOOLS = ("bash", "dirname", "uname", "grep", "cut", "cksum", "awk", "sysctl", "df", "sed")
+GPU = "echo 'GPU 0: A Card (UUID: GPU-1)'"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """A directory that is the whole PATH: a few tools of this machine, to which a test adds stand-ins."""
+    path = tmp_path / "bin"
+    path.mkdir()
+    for tool in TOOLS:
+        if found := shutil.which(tool):
+            (path / tool).symlink_to(found)
+    return path
+
+
+def stand_in(machine: Path, name: str, does: str) -> None:
+    file = machine / name
+    file.unlink(missing_ok=True)
+    file.write_text(f"#!{shutil.which('bash')}\n{does}\n")
+    file.chmod(0o755)
+
+
+def call(machine: Path, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(machine / "bash"), "-euc", f'. "{ROOT}/scripts/setup"; {script}'],
+        env={"PATH": str(machine), "HOME": "/home/me", "CUDA_HOME": "/nowhere", **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+def choose(machine: Path, **environment: str) -> tuple[str, str, str, str]:
+    done = call(machine, 'choose_backend; printf "%s|" "$backend" "$CMAKE_ARGS" "$cache"', **environment)
+    assert done.returncode == 0, done.stderr
+    backend, arguments, cache, _ = done.stdout.split("|")
+    return backend, arguments, cache, done.stderr
+
+
+@pytest.mark.parametrize("smi", [None, "exit 9", "echo 'No devices were found'"])
+def test_nvcc_without_a_gpu_gets_the_cpu_build(machine: Path, smi: str | None) -> None:
+    stand_in(machine, "nvcc", "true")
+    if smi:
+        stand_in(machine, "nvidia-smi", smi)
+    backend, arguments, _, said = choose(machine)
+    assert backend == "cpu"
+    assert "CUDA" not in arguments
+    assert said == ""
+
+
+def test_a_gpu_with_nvcc_gets_the_cuda_build(machine: Path) -> None:
+    stand_in(machine, "nvidia-smi", GPU)
+    stand_in(machine, "nvcc", "true")
+    backend, arguments, _, _ = choose(machine)
+    assert backend == "cuda"
+    assert arguments.startswith("-DGGML_CUDA=on")
+
+
+def test_nvcc_is_found_where_the_toolkit_puts_it(machine: Path, tmp_path: Path) -> None:
+    stand_in(machine, "nvidia-smi", GPU)
+    (tmp_path / "cuda" / "bin").mkdir(parents=True)
+    stand_in(tmp_path / "cuda" / "bin", "nvcc", "true")
+    assert choose(machine, CUDA_HOME=str(tmp_path / "cuda"))[0] == "cuda"
+
+
+def test_a_gpu_without_nvcc_gets_the_cpu_build_and_hears_why(machine: Path) -> None:
+    stand_in(machine, "nvidia-smi", GPU)
+    backend, _, _, said = choose(machine)
+    assert backend == "cpu"
+    assert "no nvcc" in said
+
+
+def test_macos_has_metal(machine: Path) -> None:
+    stand_in(machine, "uname", "echo Darwin")
+    backend, arguments, cache, _ = choose(machine)
+    assert (backend, arguments) == ("metal", "")
+    assert cache.startswith("/home/me/Library/Caches/nap-llm/pip-metal-")
+
+
+def test_the_callers_own_arguments_win(machine: Path) -> None:
+    stand_in(machine, "nvidia-smi", GPU)
+    stand_in(machine, "nvcc", "true")
+    backend, arguments, _, _ = choose(machine, CMAKE_ARGS="-DGGML_VULKAN=on")
+    assert backend.startswith("custom-")
+    assert arguments == "-DGGML_VULKAN=on"
+
+
+def test_every_way_of_building_has_a_cache_of_its_own(machine: Path) -> None:
+    caches = {choose(machine)[2], choose(machine, CMAKE_ARGS="-DA=1")[2], choose(machine, CMAKE_ARGS="-DA=2")[2]}
+    stand_in(machine, "nvidia-smi", GPU)
+    stand_in(machine, "nvcc", "true")
+    caches.add(choose(machine)[2])
+    assert len(caches) == 4
+    assert choose(machine, XDG_CACHE_HOME="/else")[2].startswith("/else/nap-llm/pip-cuda-")
+
+
+@pytest.mark.skipif(
+    not Path("/proc/cpuinfo").exists() or "amx_int8" not in Path("/proc/cpuinfo").read_text(),
+    reason="a machine without AMX builds no AMX kernels",
+)
+@pytest.mark.parametrize(("compiler", "kept"), [("12", True), ("13", False), ("14", False)])
+def test_gcc_before_13_must_keep_the_stores_of_the_tile_configuration(machine: Path, compiler: str, kept: bool) -> None:
+    stand_in(machine, "c++", f"echo '#define __GNUC__ {compiler}'")
+    assert ("-fno-dse" in choose(machine)[1]) is kept
+
+
+def test_clang_is_no_old_gcc(machine: Path) -> None:
+    stand_in(machine, "c++", "echo '#define __GNUC__ 4'; echo '#define __clang__ 1'")
+    assert "-fno-dse" not in choose(machine)[1]
+
+
+def test_a_python_that_is_too_old_is_refused(machine: Path) -> None:
+    stand_in(machine, "python3", "exit 1")
+    done = call(machine, "find_python")
+    assert done.returncode == 1
+    assert "Python 3.11, 3.12 or 3.13 is needed" in done.stderr
+
+
+def test_a_newer_python_beside_an_old_one_is_taken(machine: Path) -> None:
+    stand_in(machine, "python3", "exit 1")
+    stand_in(machine, "python3.12", "exit 0")
+    assert call(machine, "find_python").stdout == f"{machine}/python3.12\n"
+
+
+def test_too_little_disk_is_said(machine: Path) -> None:
+    stand_in(machine, "df", "printf 'Filesystem 1024-blocks Used Available\\n/dev/x 9 9 102400 1%% /\\n'")
+    done = call(machine, "enough_disk /tmp 2000")
+    assert done.returncode == 1
+    assert "100 MB free; about 2000 MB are needed" in done.stderr
+
+
+def test_no_compiler_is_said_before_the_build(machine: Path) -> None:
+    done = call(machine, "pip() { :; }; cache=/none backend=cpu; install_engine")
+    assert done.returncode == 1
+    assert "compiler is needed" in done.stderr
+
+
+def test_the_scripts_are_executable_and_parse() -> None:
+    for name in ("scripts/serve", "scripts/test", ".ci/run"):
+        assert os.access(ROOT / name, os.X_OK), name
+        subprocess.run(["bash", "-n", str(ROOT / name)], check=True)
