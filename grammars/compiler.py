@@ -34,7 +34,8 @@ class Compiled:
     """The grammar of a schema, and what is left to validation of the completed value.
 
     `checks` is empty where the grammar accepts exactly the valid values in its spelling. `satisfiable` is False where
-    no value is valid; the grammar then accepts nothing.
+    no value is valid; the grammar then accepts nothing. No grammar keeps names that the schema does not declare from
+    coming twice in one object: read the text with a reader that refuses duplicate names.
     """
 
     def __init__(

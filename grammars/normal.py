@@ -713,6 +713,8 @@ class Normalizer:
             if props[name] is FALSE:
                 return ()
         least, most = int(node.get("minProperties", 0)), node.get("maxProperties")
+        if least:
+            self.places.setdefault("minProperties", []).append(schema.path)
         if most is not None and most < max(least, len(set(required))):
             return ()
         needs: tuple[tuple[str, frozenset[str]], ...] = ()

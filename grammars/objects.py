@@ -175,6 +175,8 @@ class ObjectWriter:
         for name, wanted in needs.items():
             for other in wanted:
                 last_use[other] = max(last_use.get(other, -1), index[name])
+        if self.others and shape.least > len(required):
+            normal.note("minProperties")  # no grammar keeps undeclared names from repeating
         all_bits = (1 << len(shape.some)) - 1
         cap = shape.least if shape.most is None else max(shape.least, shape.most)
         last_required = max((index[name] for name in required if name in index), default=-1)

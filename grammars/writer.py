@@ -132,24 +132,30 @@ class Writer:
     # Numbers
 
     def integer(self) -> Ref:
+        define = self.grammar.define
         if "integer" not in self.grammar.rules:
-            natural = self.grammar.define("natural", ((Lit("0"),), (_NONZERO, Repeat(_DIGITS, 0, None))))
-            self.grammar.define("integer", ((natural,), (Lit("-"), natural)))
+            natural = define("natural", ((_NONZERO, Repeat(_DIGITS, 0, None)), (Lit("0"),)))
+            define("integer", ((natural,), (Lit("-"), natural)))
         return Ref("integer")
 
     def any_number(self) -> Ref:
+        """A number that a reader of doubles finds finite: an exponent below 308, behind a single digit."""
+        define = self.grammar.define
         if "number" not in self.grammar.rules:
-            whole = self.integer()
             some = Repeat(_DIGITS, 1, None)
-            sign = Chars(((0x2B, 0x2B), (0x2D, 0x2D)))
+            zero_to_seven = Chars(((0x30, 0x37),))
             hundreds = (Chars(((0x31, 0x32),)), Repeat(_DIGITS, 0, 2))
-            tens = (Chars(((0x33, 0x39),)), Repeat(_DIGITS, 0, 1))
-            # below 300, so that no reader of doubles finds an infinite number
-            power = self.grammar.define("power", (hundreds, tens, (Lit("0"), _DIGITS)))
+            three = define("three", ((Chars(((0x31, 0x39),)),), (Lit("0"), Repeat(zero_to_seven, 0, 1)), ()))
+            tens = (Chars(((0x34, 0x39),)), Repeat(_DIGITS, 0, 1))
+            power = define("power", (hundreds, tens, (Lit("3"), three), (Lit("0"), Repeat(_DIGITS, 0, 1))))
+            sign = Chars(((0x2B, 0x2B), (0x2D, 0x2D)))
             letter = Chars(((0x45, 0x45), (0x65, 0x65)))
-            exponent = self.grammar.define("exponent", ((letter, Repeat(sign, 0, 1), power),))
-            fraction = self.grammar.define("fraction", ((Lit("."), some),))
-            self.grammar.define("number", ((whole, Repeat(fraction, 0, 1), Repeat(exponent, 0, 1)),))
+            exponent = define("exponent", ((letter, Repeat(sign, 0, 1), power),))
+            fraction = define("fraction", ((Lit("."), some),))
+            rest = define("rest", ((Repeat(fraction, 0, 1), Repeat(exponent, 0, 1)),))
+            digits = define("digits", ((some, Repeat(fraction, 0, 1)), (rest,)))
+            unsigned = define("unsigned", ((_NONZERO, digits), (Lit("0"), rest)))
+            define("number", ((unsigned,), (Lit("-"), unsigned)))
         return Ref("number")
 
     def number(self, s: NumberSet) -> tuple[Sequence, ...]:
