@@ -2,7 +2,10 @@
 
     python benchmarks/schemas.py score RECORDS.jsonl.gz --vocab VOCABULARY.gguf [--engine ours --engine llguidance …]
     python benchmarks/schemas.py masks RECORDS.jsonl.gz --vocab VOCABULARY.gguf
-    python benchmarks/schemas.py table RESULTS.json [--readme grammars/README.md]
+    python benchmarks/schemas.py suite JSON-SCHEMA-TEST-SUITE
+    python benchmarks/schemas.py report SCORE.json [--suite SUITE.json] [--masks MASKS.json] [--readme grammars/README.md]
+
+Each of the first three writes its results to `--json FILE`; `report` makes the tables of the README of them.
 
 RECORDS are MaskBench's: one JSON object a line with `id`, `split`, `schema` and `tests`, each test a value and whether
 it is valid. `score` judges as MaskBench does: a schema passes when every valid value is accepted in compact JSON or in
@@ -11,7 +14,8 @@ over a real vocabulary; each engine works in a process of its own under a watchd
 and not suffered. Engines: `ours`, `llguidance`, `llamacpp` (the converter of llama-cpp-python), where installed.
 
 `masks` times the sampler over the whole vocabulary, at the start, inside a string, between members and inside a number,
-on schemas that both `ours` and `llamacpp` can write. `table` writes the support table, keyword by keyword.
+on schemas that both `ours` and `llamacpp` can write. `suite` judges the JSON Schema Test Suite (draft 2020-12; formats
+are annotations in its required files and asserted in the optional ones about formats) by the rules themselves.
 """
 
 from __future__ import annotations
@@ -121,18 +125,20 @@ class Grammars:
 
 
 def ours(schema: Any) -> tuple[str, Callable[[Any], bool]]:
-    from grammars import InvalidInstance, compile_schema
+    from grammars import compile_schema
 
     compiled = compile_schema(schema)
+    return compiled.gbnf, lambda value: holds(compiled, value)
 
-    def holds(value: Any) -> bool:
-        try:
-            compiled.validate(value)
-        except InvalidInstance:
-            return False
-        return True
 
-    return compiled.gbnf, holds
+def holds(compiled: Any, value: Any) -> bool:
+    from grammars import InvalidInstance
+
+    try:
+        compiled.validate(value)
+    except InvalidInstance:
+        return False
+    return True
 
 
 def converter(schema: Any) -> tuple[str, Callable[[Any], bool]]:
@@ -192,13 +198,11 @@ def judge(engine: Engine, record: Record) -> Record:
         accepted += by_grammar and not test["valid"]
         rejected_checked += test["valid"] and not checked
         accepted_checked += checked and not test["valid"]
-    return out | {
-        "status": "judged",
-        "rejected": rejected,
-        "accepted": accepted,
-        "rejected_checked": rejected_checked,
-        "accepted_checked": accepted_checked,
-    }
+    counts = (rejected, accepted, rejected_checked, accepted_checked)
+    return out | {"status": "judged"} | dict(zip(COUNTS, counts, strict=True))
+
+
+COUNTS = ("rejected", "accepted", "rejected_checked", "accepted_checked")
 
 
 def quiet() -> None:
@@ -304,8 +308,7 @@ def score(arguments: argparse.Namespace) -> Record:
             if arguments.verbose and result["status"] != "judged":
                 print(result["status"], result["id"], result.get("why", ""))
             elif arguments.verbose and (result["rejected_checked"] or result["accepted"] or result["rejected"]):
-                wrong = {key: result[key] for key in ("rejected", "accepted", "rejected_checked", "accepted_checked")}
-                print("wrong", result["id"], wrong)
+                print("wrong", result["id"], {key: result[key] for key in COUNTS})
     return out
 
 
@@ -436,18 +439,107 @@ def table(results: Record) -> str:
     return text + "\n\n" + "\n".join(f"- {note}" for note in notes) + "\n"
 
 
-BEGIN, END = "<!-- benchmarks/schemas.py table: begin -->\n", "<!-- benchmarks/schemas.py table: end -->\n"
+def suite_table(results: list[Record]) -> str:
+    heads = ["schemas", "exact by grammar alone", "refused", "wrongly rejected", "wrongly accepted"]
+    heads += ["wrongly rejected with checks", "wrongly accepted with checks"]
+    lines = [["file", *heads], ["---", *["---:"] * len(heads)]]
+    groups: dict[str, list[Record]] = {"all required files": [r for r in results if not r["optional"]]}
+    groups["all optional files"] = [r for r in results if r["optional"]]
+    for result in results:
+        groups.setdefault(result["file"], []).append(result)
+    for title, group in groups.items():
+        cells = [
+            title,
+            str(len(group)),
+            str(sum(r["status"] == "judged" and not r["rejected"] + r["accepted"] for r in group)),
+        ]
+        cells.append(str(sum(r["status"] != "judged" for r in group)))
+        for key in ("rejected", "accepted", "rejected_checked", "accepted_checked"):
+            cells.append(str(sum(r.get(key, 0) for r in group)))
+        if title.startswith("all ") or cells[3:] != ["0"] * 5:
+            lines.append(cells)
+    text = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+    return f"JSON Schema Test Suite, draft 2020-12 (files that are exact in every test are left out):\n\n{text}\n"
 
 
-def write_table(arguments: argparse.Namespace) -> None:
+def masks_table(results: Record) -> str:
+    lines = [
+        ["place", "ours p50", "p99", "llama.cpp's converter p50", "p99", "live stacks p50", "p99"],
+        ["---"] + ["---:"] * 6,
+    ]
+    for place in ("start", "string", "members", "number"):
+        if place in results:
+            mine, theirs, stacks = (results[place][key] for key in ("ours", "llamacpp", "stacks"))
+            cells = [mine["p50"], mine["p99"], theirs["p50"], theirs["p99"], stacks["p50"], stacks["p99"]]
+            lines.append([place, *map(str, cells)])
+    text = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+    return f"Milliseconds of one mask over the whole vocabulary, on {results['schemas']} schemas that both can write:\n\n{text}\n"
+
+
+BEGIN, END = "<!-- schemas:begin -->\n", "<!-- schemas:end -->\n"
+
+
+def report(arguments: argparse.Namespace) -> None:
     text = table(json.loads(arguments.results.read_text()))
+    if arguments.suite:
+        text += "\n" + suite_table(json.loads(arguments.suite.read_text()))
+    if arguments.masks:
+        text += "\n" + masks_table(json.loads(arguments.masks.read_text()))
     if arguments.readme is None:
         print(text)
         return
     readme = arguments.readme.read_text()
     before, rest = readme.split(BEGIN)
-    after = rest.split(END)[1]
-    arguments.readme.write_text(before + BEGIN + text + END + after)
+    arguments.readme.write_text(before + BEGIN + text + END + rest.split(END)[1])
+
+
+# The test suite
+
+
+def suite(arguments: argparse.Namespace) -> list[Record]:
+    from grammars import compile_schema
+    from grammars.gbnf import read
+    from grammars.matcher import Matcher
+
+    remotes = arguments.directory / "remotes"
+    resources = {
+        f"http://localhost:1234/{path.relative_to(remotes).as_posix()}": json.loads(path.read_text())
+        for path in sorted(remotes.rglob("*.json"))
+    }
+
+    class Rules:
+        def __init__(self, formats: str) -> None:
+            self.formats = formats
+
+        def compile(self, schema: Any) -> Any:
+            compiled = compile_schema(schema, formats=self.formats, resources=resources)  # type: ignore[arg-type]
+            return compiled, Matcher(read(compiled.gbnf))
+
+        def accepts(self, compiled: Any, text: str) -> bool:
+            matcher = compiled[1].copy()
+            return bool(matcher.accept(text) and matcher.accepting)
+
+        def holds(self, compiled: Any, value: Any) -> bool:
+            return holds(compiled[0], value)
+
+    tests = arguments.directory / "tests" / "draft2020-12"
+    out = []
+    for path in sorted(tests.rglob("*.json")):
+        name = path.relative_to(tests).with_suffix("").as_posix()
+        engine = Rules("assert" if "/format/" in path.as_posix() else "annotate")
+        for group in json.loads(path.read_text()):
+            record = {"id": group["description"], "split": name, "schema": group["schema"], "tests": group["tests"]}
+            result = judge(engine, record) | {"file": name, "optional": name.startswith("optional/")}
+            out.append(result)
+            wrong = (
+                {key: result[key] for key in COUNTS if result.get(key)}
+                if result["status"] == "judged"
+                else result["why"]
+            )
+            if arguments.verbose and wrong:
+                print(name, "|", group["description"], "|", wrong)
+    print(suite_table(out))
+    return out
 
 
 # Masks
@@ -587,10 +679,16 @@ def main() -> None:
         command.add_argument("records", type=Path)
         command.add_argument("--vocab", type=Path, required=True, help="a GGUF with a vocabulary")
         command.add_argument("--json", type=Path, help="where to write the results")
-    tabling = commands.add_parser("table")
-    tabling.add_argument("results", type=Path)
-    tabling.add_argument("--readme", type=Path)
-    tabling.set_defaults(run=write_table)
+    suiting = commands.add_parser("suite")
+    suiting.add_argument("directory", type=Path)
+    suiting.add_argument("--json", type=Path, help="where to write the results")
+    suiting.add_argument("--verbose", action="store_true", help="name every schema that is not exact")
+    suiting.set_defaults(run=suite)
+    reporting = commands.add_parser("report")
+    reporting.add_argument("results", type=Path)
+    for option in ("--suite", "--masks", "--readme"):
+        reporting.add_argument(option, type=Path)
+    reporting.set_defaults(run=report)
     arguments = parser.parse_args()
     out = arguments.run(arguments)
     if out is not None and arguments.json:
