@@ -209,15 +209,19 @@ class Model:
         """The token's text as the vocabulary stores it (for control tokens: as written in a template)."""
         return (C.llama_vocab_get_text(self._vocab, token) or b"").decode("utf-8", "replace")
 
-    def piece(self, token: int) -> bytes:
-        """The bytes a token stands for; control tokens by their text."""
-        size = 64
-        while True:
-            buffer = ctypes.create_string_buffer(size)
+    def pieces(self) -> list[bytes]:
+        """The bytes that each token stands for; control tokens by their text."""
+        size = 1024
+        buffer = ctypes.create_string_buffer(size)
+        found = []
+        for token in range(self.vocabulary):
             length = _token_to_piece(self._vocab, token, buffer, size, 0, True)
-            if length >= 0:
-                return buffer.raw[:length]
-            size = -length
+            if length < 0:
+                size = -length
+                buffer = ctypes.create_string_buffer(size)
+                length = _token_to_piece(self._vocab, token, buffer, size, 0, True)
+            found.append(ctypes.string_at(buffer, length))
+        return found
 
     def tokenize(self, text: str, *, parse_special: bool) -> array[int]:
         """Tokens of a text, without BOS or EOS."""

@@ -64,12 +64,12 @@ class Vocab:
 
     def piece(self, token: int) -> bytes:
         """The bytes a token adds to the output: often no whole character. Control tokens by their text."""
-        return self._model.piece(token)
+        return self.pieces[token]
 
     @cached_property
     def pieces(self) -> list[bytes]:
         """The piece of every token."""
-        return [self._model.piece(token) for token in range(self.size)]
+        return self._model.pieces()
 
     @cached_property
     def eog(self) -> frozenset[int]:
@@ -170,4 +170,4 @@ class Vocab:
     @cached_property
     def _prefixes_space(self) -> bool:
         tokens = self._model.tokenize("a", parse_special=False)
-        return bool(tokens) and self.piece(tokens[0]).startswith(b" ")
+        return bool(tokens) and self._model.text(tokens[0]).startswith("▁")

@@ -57,6 +57,25 @@ async def test_a_job_waits_for_the_restart_no_longer_than_its_deadline(smollm2: 
         await engine.close()
 
 
+async def test_a_restart_that_cannot_load_fails_what_waits_and_is_tried_again(
+    smollm2: Path, vocab: Vocab, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    path.symlink_to(smollm2)
+    engine = await Engine.start(ModelSpec(str(path), context_length=256, slots=1))
+    try:
+        model = Model(engine, vocab)
+        path.unlink()
+        os.kill(engine.pid, signal.SIGKILL)
+        while engine.alive:
+            await asyncio.sleep(0.01)
+        assert (await model.run(model.job(LETTERS))).failed.code == "provider-error"
+        path.symlink_to(smollm2)
+        assert (await model.run(model.job(LETTERS, max_tokens=2))).done.output_tokens == 2
+    finally:
+        await engine.close()
+
+
 async def test_close_leaves_no_process_and_settles_what_runs(smollm2: Path, vocab: Vocab) -> None:
     engine = await Engine.start(ModelSpec(str(smollm2), context_length=2048))
     model = Model(engine, vocab)
