@@ -2,5 +2,6 @@
 
 from .compiler import Check, Compiled, compile_schema
 from .errors import InvalidInstance, InvalidSchema, UnsupportedSchema
+from .spelling import Elements
 
-__all__ = ["Check", "Compiled", "InvalidInstance", "InvalidSchema", "UnsupportedSchema", "compile_schema"]
+__all__ = ["Check", "Compiled", "Elements", "InvalidInstance", "InvalidSchema", "UnsupportedSchema", "compile_schema"]

@@ -20,7 +20,7 @@ class ArrayWriter:
 
     def __init__(self, writer: Writer, shape: ArrayShape) -> None:
         self.writer, self.shape, self.grammar = writer, shape, writer.grammar
-        self.comma = Lit(writer.spelling.comma)
+        self.comma = Lit(writer.spelling.layout.comma)
 
     def write(self) -> tuple[Sequence, ...]:
         shape = self.shape

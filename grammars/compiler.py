@@ -18,7 +18,8 @@ from .limits import LimitExceeded
 from .normal import Circular, Normalizer
 from .rules import Rule, cleaned, gbnf
 from .schema import Document
-from .spelling import STYLES
+from .spelling import Elements
+from .spelling import spelling as spelled
 from .validation import Validation
 from .writer import Writer
 
@@ -64,12 +65,13 @@ def compile_schema(
     *,
     formats: Literal["assert", "annotate"] = "assert",
     style: Literal["compact", "spaced"] = "compact",
-    spelling: str = "json",
+    spelling: str | Elements = "json",
     resources: Mapping[str, Any] | None = None,
 ) -> Compiled:
     """Compiles a JSON Schema (drafts 4 to 2020-12, as `$schema` says) into a grammar for llama.cpp.
 
-    formats: whether `format` is asserted. style: white space of the JSON. resources: documents that `$ref` may refer
+    formats: whether `format` is asserted. style: white space of the JSON. spelling: the syntax of the value, by a name
+    that `grammars.spelling.spelling` knows, or as elements. resources: documents that `$ref` may refer
     to, by URI; the metaschemas are known, nothing is ever fetched. Results are cached by content.
 
     Raises `InvalidSchema` for what is no schema, `UnsupportedSchema` for what no grammar can be made of, and for what
@@ -107,9 +109,9 @@ def _text(document: Any, keyword: str) -> str:
     return text
 
 
-def _compile(text: str, formats: str, style: str, spelling: str, given: Mapping[str, str]) -> Compiled:
-    if formats not in ("assert", "annotate") or style not in STYLES or spelling != "json":
-        raise ValueError("unknown formats, style or spelling")
+def _compile(text: str, formats: str, style: str, spelling: str | Elements, given: Mapping[str, str]) -> Compiled:
+    if formats not in ("assert", "annotate") or style not in ("compact", "spaced"):
+        raise ValueError("unknown formats or style")
     limits.start()
     try:
         with _roomy():
@@ -120,7 +122,7 @@ def _compile(text: str, formats: str, style: str, spelling: str, given: Mapping[
                 formats=formats,
                 tracking='"unevaluated' in text or any('"unevaluated' in t for t in given.values()),
             )
-            grammar = Writer(normal, STYLES[style]).write(normal.root())
+            grammar = Writer(normal, spelled(spelling, style)).write(normal.root())
             rules, satisfiable = cleaned(grammar.rules)
             checks = tuple(Check(*check) for check in normal.checks)
             return Compiled(

@@ -10,9 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from . import limits, textsets
-from .automata import DFA
+from .automata import DFA, difference, intersect, strings
+from .errors import UnsupportedSchema
+from .pattern import pattern_dfa
 from .rules import Lit, Ref, Sequence
 from .shapes import FALSE, TRUE, ObjectShape, Term
+from .spelling import ELEMENT_NAMES, Elements, Layout, escaped
 from .trie import Node, TrieWriter, insert
 
 if TYPE_CHECKING:
@@ -35,18 +38,29 @@ class _Others(NamedTuple):
 class ObjectWriter:
     """Writes one object shape. Every alternative that `write` returns is a whole object."""
 
-    def __init__(self, writer: Writer, shape: ObjectShape) -> None:
-        self.writer, self.shape, self.grammar = writer, shape, writer.grammar
-        self.colon, self.comma = writer.spelling.colon, writer.spelling.comma
-        self.quote = writer.spelling.quote
+    def __init__(self, writer: Writer, shape: ObjectShape, layout: Layout | Elements) -> None:
+        self.writer, self.shape, self.grammar, self.layout = writer, shape, writer.grammar, layout
         self.terms = dict(shape.props)
         self.names = [name for name, term in shape.props if term is not FALSE]
+        self.opening = self.closing = self.comma = self.quote = ""
+        self.before_name, self.bare = "", layout.names if isinstance(layout, Layout) else _element_names()
+        if isinstance(layout, Elements):
+            self.before_name = layout.open
+        else:
+            self.opening, self.closing, self.comma = layout.open, layout.close, layout.comma
+            self.quote = self.before_name = '"' if layout.names is None else ""
+            if layout.names is not None:
+                self.names = [name for name in self.names if layout.names.accepts(name)]
         self.others: list[_Others] = []
         self.trie = TrieWriter(self.grammar, self.quote)
+        self.end: Sequence = (Lit(self.closing),)
+        self.empty: Sequence = (Lit(self.opening + self.closing),)
 
     def write(self) -> tuple[Sequence, ...]:
         shape = self.shape
         self.others = self._others()
+        if not shape.required <= set(self.names):
+            raise UnsupportedSchema("", "required", "a required name that this syntax cannot spell")
         possible = None if self.others else len(self.names)
         required = len(shape.required)
         least, most = shape.least, shape.most
@@ -68,22 +82,32 @@ class ObjectWriter:
     # Members
 
     def _value(self, term: Term, after: Sequence) -> Sequence:
-        return (Lit(self.colon), *self.writer.term(term), *after)
+        """What follows a name."""
+        if isinstance(self.layout, Layout):
+            return (Lit(self.layout.colon), *self.writer.term(term), *after)
+        values = self.writer.element(term, self.layout)
+        return (*(values[0] if len(values) == 1 else (self.grammar.add(tuple(values), "e"),)), *after)
 
     def _other(self, others: _Others, leaf: Sequence) -> Sequence:
         """A member with an undeclared name; `leaf` begins after the name."""
+        if self.bare is not None:
+            names = self.bare if others.names is None else intersect(self.bare, others.names)
+            names = difference(names, strings(name for name, _ in self.shape.props))
+            if names.is_empty():
+                return (self.grammar.add((), "n"),)
+            return (Lit(self.before_name), *self.writer.digits.write(names), *leaf)
         if others.names is not None:
             return (*self.writer.strings.write(others.names), *leaf)
         if not self.shape.props:
             return (*self.writer.text(textsets.ALL)[0], *leaf)
-        taken = frozenset(self.writer.spelling.text(name) for name, _ in self.shape.props)
+        taken = frozenset(escaped(name) for name, _ in self.shape.props)
         return (Lit(self.quote), self.writer.other_names.write(taken), *leaf)
 
     def _declared(self, node: Node) -> Sequence:
-        return (Lit(self.quote), *self.trie.write(node))
+        return (Lit(self.before_name), *self.trie.write(node))
 
     def _insert(self, node: Node | None, name: str, leaf: Sequence) -> Node:
-        return insert(node, self.writer.spelling.text(name), leaf)
+        return insert(node, name if self.bare is not None else escaped(name), leaf)
 
     def _shared(self, sequence: Sequence) -> Sequence:
         return (self.grammar.add((sequence,), "m"),)
@@ -93,7 +117,7 @@ class ObjectWriter:
     def _ordered(self) -> tuple[Sequence, ...]:
         """Backwards through the declared properties; what follows each of them is one rule."""
         names, required = self.names, self.shape.required
-        closing: Sequence = (Lit("}"),)
+        closing = self.end
         node: Node | None = None
         may_end = True
         rest: Sequence = closing
@@ -118,9 +142,9 @@ class ObjectWriter:
                 rest = (self.grammar.add((closing, *after), "o"),) if after else closing
             else:
                 rest = (Lit(self.comma), *members[0])
-        start: list[Sequence] = [(Lit("{"), *member) for member in members]
+        start: list[Sequence] = [(Lit(self.opening), *member) for member in members]
         if may_end:
-            start.append((Lit("{}"),))
+            start.append(self.empty)
         return tuple(start)
 
     def _free(self) -> tuple[Sequence, ...]:
@@ -128,7 +152,7 @@ class ObjectWriter:
         names, required = self.names, self.shape.required
         full = (1 << len(names)) - 1
         must = sum(1 << i for i, name in enumerate(names) if name in required)
-        closing: Sequence = (Lit("}"),)
+        closing = self.end
         rests: list[Sequence] = []
         members: list[Sequence] = []
         for left in range(full + 1):
@@ -149,9 +173,9 @@ class ObjectWriter:
                 alternatives = ((closing,) if may_end else ()) + tuple(after)
                 one = len(alternatives) == 1
                 rests.append(alternatives[0] if one else (self.grammar.add(alternatives, "o"),))
-        start: list[Sequence] = [(Lit("{"), *member) for member in members]
+        start: list[Sequence] = [(Lit(self.opening), *member) for member in members]
         if not must:
-            start.append((Lit("{}"),))
+            start.append(self.empty)
         return tuple(start)
 
     def _counted(self) -> tuple[Sequence, ...]:
@@ -239,16 +263,20 @@ class ObjectWriter:
             )
 
         first = _State(0, 0, frozenset(), frozenset(), 0)
-        start: list[Sequence] = [(Lit("{"), *member) for member in members(first)]
+        start: list[Sequence] = [(Lit(self.opening), *member) for member in members(first)]
         if may_end(first):
-            start.append((Lit("{}"),))
+            start.append(self.empty)
         while queue:
             limits.check()
             state = queue.pop()
-            rule: list[Sequence] = [(Lit("}"),)] if may_end(state) else []
+            rule: list[Sequence] = [self.end] if may_end(state) else []
             rule += [(Lit(self.comma), *member) for member in members(state)]
             self.grammar.define(states[state].name, tuple(rule))
         return tuple(start)
+
+
+def _element_names() -> DFA:
+    return pattern_dfa(ELEMENT_NAMES)
 
 
 class _State(NamedTuple):

@@ -1,10 +1,18 @@
-"""How values are spelled: JSON compact or spaced. The other spellings of tool formats stand here too."""
+"""How values are written: JSON, and the other syntaxes that tool-call formats have for arguments.
+
+Each value has one spelling, except that a free string accepts every legal escape.
+"""
 
 from __future__ import annotations
 
+import keyword
 from decimal import Decimal
 from typing import Any, NamedTuple
 
+from . import strings
+from .automata import DFA, difference
+from .automata import strings as texts
+from .pattern import pattern_dfa
 from .rules import Chars
 
 _SHORT = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
@@ -13,22 +21,80 @@ JSON_PLAIN = Chars(((0x20, 0x21), (0x23, 0x5B), (0x5D, 0x10FFFF)))
 _JSON_TABLE = {ord(k): v for k, v in JSON_ESCAPES.items()}
 
 
-class Spelling(NamedTuple):
-    """The texts around values. One spelling per value: each character of a string has exactly one form."""
+def escaped(text: str) -> str:
+    """The inside of a JSON string in double quotes; Python reads the same."""
+    return text.translate(_JSON_TABLE)
 
-    comma: str = ","
-    colon: str = ":"
-    quote: str = '"'
+
+class Layout(NamedTuple):
+    """The texts around the members of an object. `names`: names stand bare, and only these can; None: quoted, any."""
+
+    open: str
+    close: str
+    comma: str
+    colon: str
+    names: DFA | None = None
+
+
+class Elements(NamedTuple):
+    """Arguments as one element each: `open` name `named` value `close`.
+
+    A string stands raw and ends before `close`; every other value is JSON. `typed` tells what stands in place of
+    `named`, by JSON type, "other" for those not listed.
+    """
+
+    open: str
+    named: str
+    close: str
+    typed: tuple[tuple[str, str], ...] = ()
+
+    def after_name(self, kind: str) -> str:
+        table = dict(self.typed)
+        return table.get(kind, table.get("other", self.named))
+
+
+class Spelling(NamedTuple):
+    """How values are written. `marker`: strings stand raw between two of them; else quoted as `text` says.
+
+    `root`: the layout of the outermost object where it differs from that of the others; nothing but an object can then
+    be written.
+    """
+
+    layout: Layout
+    root: Layout | Elements | None = None
+    text: strings.Spelling = strings.JSON
+    marker: str = ""
     true: str = "true"
     false: str = "false"
     null: str = "null"
 
-    def text(self, value: str) -> str:
-        """The inside of a string."""
-        return value.translate(_JSON_TABLE)
+
+IDENTIFIER = "^[A-Za-z_][A-Za-z0-9_]*$"
+_STYLES = {"compact": (",", ":", "="), "spaced": (", ", ": ", "=")}
 
 
-STYLES = {"compact": Spelling(), "spaced": Spelling(comma=", ", colon=": ")}
+def spelling(name: str | Elements, style: str) -> Spelling:
+    """The spelling of a name: "json", "python" (literals), "keywords" (the outermost object as keyword arguments of a
+    Python call), "gemma" (bare names, strings between `<|"|>`); or elements of which each holds an argument."""
+    comma, colon, equals = _STYLES[style]
+    objects = Layout("{", "}", comma, colon)
+    if isinstance(name, Elements):
+        return Spelling(objects, name)
+    if name == "json":
+        return Spelling(objects)
+    if name == "gemma":
+        bare = pattern_dfa("^[A-Za-z0-9_$@./-]+$")
+        return Spelling(Layout("{", "}", ",", ":", bare), marker='<|"|>')
+    if name not in ("python", "keywords"):
+        raise ValueError(f"no spelling is called {name!r}")
+    root = None
+    if name == "keywords":
+        root = Layout("", "", comma, equals, difference(pattern_dfa(IDENTIFIER), texts(keyword.kwlist)))
+    return Spelling(objects, root, strings.PYTHON_DOUBLE, true="True", false="False", null="None")
+
+
+ELEMENT_NAMES = "^[A-Za-z0-9_$@./:-]+$"
+"""Undeclared names that an element may have."""
 
 
 def number_texts(value: Any) -> tuple[str, ...]:
@@ -42,5 +108,4 @@ def number_texts(value: Any) -> tuple[str, ...]:
 
 
 def _decimal_text(value: Decimal) -> str:
-    text = str(value)
-    return text.replace("E", "e") if "E" in text else text
+    return str(value).replace("E", "e")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 
-from . import atoms, limits, numbersets, textsets
+from . import atoms, automata, limits, numbersets, textsets
 from .arrays import ArrayWriter
 from .normal import Normalizer
 from .numbersets import NumberSet
 from .objects import ObjectWriter
 from .rules import Chars, Grammar, Item, Lit, Ref, Repeat, Rule, Sequence, repeat
-from .shapes import ANY, TRUE, Shape, Term
-from .spelling import Spelling, number_texts
-from .strings import RAW, Strings
+from .shapes import ANY, EMPTY, TRUE, Shape, Term
+from .spelling import Elements, Spelling, escaped, number_texts
+from .strings import RAW, Strings, bounded, up_to
 from .textsets import TextSet
 from .trie import Node, OtherNames, TrieWriter, insert
 
@@ -28,7 +28,7 @@ class Writer:
     def __init__(self, normal: Normalizer, spelling: Spelling) -> None:
         self.normal, self.spelling = normal, spelling
         self.grammar = Grammar()
-        self.strings = Strings(self.grammar)
+        self.strings = Strings(self.grammar, spelling.text)
         self.digits = Strings(self.grammar, RAW)
         self.other_names = OtherNames(self.grammar, self.strings.char)
         self._terms: dict[Term, Sequence] = {}
@@ -40,7 +40,13 @@ class Writer:
     def write(self, term: Term) -> Grammar:
         """The grammar of a term; its entry rule is `root`."""
         self.grammar.define("root", ())
-        self.grammar.define("root", (self.term(term),))
+        if self.spelling.root is None:
+            self.grammar.define("root", (self.term(term),))
+        else:
+            whole = ANY if term is TRUE else self.normal.shape(term)
+            layout = self.spelling.root
+            objects = [sequence for o in whole.objects for sequence in ObjectWriter(self, o, layout).write()]
+            self.grammar.define("root", tuple(objects))
         while self._queue:
             limits.check()
             name, shape = self._queue.popleft()
@@ -71,7 +77,7 @@ class Writer:
         rule: list[Sequence] = list(self.text(shape.string))
         rule.extend(self.number(shape.number))
         for o in shape.objects:
-            rule.extend(ObjectWriter(self, o).write())
+            rule.extend(ObjectWriter(self, o, self.spelling.layout).write())
         for a in shape.arrays:
             rule.extend(ArrayWriter(self, a).write())
         if shape.booleans & 2:
@@ -99,8 +105,10 @@ class Writer:
         return known
 
     def _text(self, s: TextSet) -> tuple[Sequence, ...]:
-        quote = self.spelling.quote
-        kind = s[0]
+        if self.spelling.marker:
+            marker = self.spelling.marker
+            return tuple((Lit(marker), *sequence) for sequence in self.raw_text(s, marker))
+        quote, kind = self.spelling.text.quote, s[0]
         if kind == "none":
             return ()
         if kind == "all":
@@ -108,10 +116,10 @@ class Writer:
             return ((Ref("string"),),)
         if kind == "finite":
             if len(s[1]) <= _FLAT:
-                return tuple((Lit(quote + self.spelling.text(value) + quote),) for value in s[1])
+                return tuple((Lit(quote + escaped(value) + quote),) for value in s[1])
             node: Node = {}
             for value in s[1]:
-                node = insert(node, self.spelling.text(value), ())
+                node = insert(node, escaped(value), ())
             return ((Lit(quote), *TrieWriter(self.grammar, quote).write(node)),)
         if kind == "length":
             return ((Lit(quote), *self.repeat(self.strings.char, s[1], s[2], "maxLength"), Lit(quote)),)
@@ -128,6 +136,40 @@ class Writer:
                 raise
             self.normal.note("minLength", "maxLength")
             return (self.strings.write(automaton),)
+
+    def raw_text(self, s: TextSet, end: str) -> list[Sequence]:
+        """The texts of a set as they are, up to and with an end that none of them holds."""
+        if s == textsets.NONE:
+            return []
+        if s[0] == "finite":
+            return [(Lit(value + end),) for value in s[1] if (value + end).find(end) == len(value)]
+        rest, least, most = (textsets.ALL, s[1], s[2]) if s[0] == "length" else atoms.split_length(s)
+        language = automata.ALL if rest == textsets.ALL else atoms.language(rest, self.normal) or automata.ALL
+        try:
+            language = bounded(language, least, most)
+        except limits.LimitExceeded as error:
+            if error.limit == "seconds":
+                raise
+            self.normal.note("minLength", "maxLength")
+        language = up_to(language, end)
+        return [] if language.is_empty() else [self.digits.write(language)]
+
+    def element(self, term: Term, elements: Elements) -> list[Sequence]:
+        """What may follow an argument's name: what tells the type, the value, and the closing text."""
+        shape = ANY if term is TRUE else self.normal.shape(term)
+        texts = self.raw_text(shape.string, elements.close)
+        out: list[Sequence] = [(Lit(elements.after_name("string")), *text) for text in texts]
+        others: dict[str, Shape] = {}
+        for kind, part in _parts(shape).items():
+            if part != EMPTY:
+                named = elements.after_name(kind)
+                known = others.get(named, EMPTY)
+                others[named] = self.normal.join(known, part)
+        if out and elements.after_name("string") in others:
+            self.normal.checks["", "type"] = None  # raw text and JSON look the same: what was meant shows in decoding
+        for named, part in others.items():
+            out.append((Lit(named), *self._shape(part), Lit(elements.close)))
+        return out
 
     # Numbers
 
@@ -186,3 +228,14 @@ class Writer:
         if automaton.is_empty():
             return ()
         return (self.digits.write(automaton),)
+
+
+def _parts(shape: Shape) -> dict[str, Shape]:
+    """A shape without its strings, by JSON type."""
+    return {
+        "number": EMPTY._replace(number=shape.number),
+        "boolean": EMPTY._replace(booleans=shape.booleans),
+        "null": EMPTY._replace(null=shape.null),
+        "object": EMPTY._replace(objects=shape.objects),
+        "array": EMPTY._replace(arrays=shape.arrays),
+    }
