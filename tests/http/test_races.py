@@ -19,7 +19,7 @@ from tests.http.conftest import Site, events
 
 MANY = os.environ.get("NAP_LLM_MANY") == "1"
 RACES = 2000 if MANY else 150
-REQUESTS = 5000 if MANY else 250
+REQUESTS = 5000 if MANY else 150
 
 
 async def test_every_race_has_one_result_and_nothing_after_it(site: Site) -> None:

@@ -29,7 +29,7 @@ TOOL = {
     "parameters": {
         "type": "object",
         "properties": {
-            "restaurant": {"type": "string", "maxLength": 30},
+            "restaurant": {"type": "string", "maxLength": 8},
             "guests": {"type": "integer", "enum": [1, 2, 3, 4]},
             "smoking": {"type": "boolean"},
         },
@@ -116,7 +116,7 @@ async def test_length(house: House) -> None:
 @pytest.mark.parametrize("choice", ["required", {"type": "tool", "name": "book_table"}])
 async def test_a_forced_tool(house: House, choice: Any) -> None:
     deltas, result = await house.generate(
-        "tool", "A table for two, please.", tools=[TOOL], toolChoice=choice, temperature=0.8, maxTokens=700
+        "tool", "A table for two, please.", tools=[TOOL], toolChoice=choice, temperature=0.8, maxTokens=500
     )
     assert result["result"]["finish"] == "toolUse", result
     calls = [each for each in result["result"]["content"] if each["type"] == "toolCall"]
@@ -131,7 +131,7 @@ async def test_a_forced_tool(house: House, choice: Any) -> None:
 
 
 async def test_a_call_and_its_result_go_back_in(house: House) -> None:
-    _, first = await house.generate("t1", "A table?", tools=[TOOL], toolChoice="required", maxTokens=700)
+    _, first = await house.generate("t1", "A table?", tools=[TOOL], toolChoice="required", maxTokens=500)
     call = first["result"]["content"][0]
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "A table?"}]},
