@@ -22,7 +22,7 @@ from server.http.nap import Nap
 from server.http.owner import Owner
 from server.models import fetch
 from server.runtime import Runtime
-from server.runtime.runtime import log_unexpected
+from server.runtime.faults import log_fault
 from server.state import TokenStore, default_state_dir, owner_token
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ async def _watch(tokens: TokenStore) -> None:
         try:
             tokens.refresh()
         except Exception as error:
-            log_unexpected(log, "the tokens cannot be read", error)
+            log_fault(log, "the tokens cannot be read", error)
 
 
 async def _http_error(_: Request, error: Exception) -> JSONResponse:

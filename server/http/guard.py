@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from server.config import LOOPBACK_HOSTS
 from server.http.asgi import App, Message, Receive, Refused, Scope, Send, header, respond, respond_refused
-from server.runtime.runtime import log_unexpected
+from server.runtime.faults import log_fault
 from server.wire.records import WireError
 
 access = logging.getLogger("nap_llm.access")
@@ -66,7 +66,7 @@ class Guard:
         except Refused as refused:
             await respond_refused(sending, refused)
         except Exception as error:
-            log_unexpected(log, "a request failed", error)
+            log_fault(log, "a request failed", error)
             if status == 0:
                 failure = WireError("provider-error", "the server failed")
                 await respond_refused(sending, Refused(500, failure))

@@ -25,7 +25,7 @@ from server.http.asgi import (
 )
 from server.http.callers import authenticate
 from server.runtime import Caller, LiveGeneration, Runtime
-from server.runtime.runtime import log_unexpected
+from server.runtime.faults import log_fault
 from server.state import TokenStore
 from server.wire import (
     BadEnvelope,
@@ -153,7 +153,7 @@ class Nap:
         except WireError as error:
             failure = error
         except Exception as error:
-            log_unexpected(log, "an operation failed", error)
+            log_fault(log, "an operation failed", error)
             failure = WireError("provider-error", "the operation failed inside the server")
         return error_result(DESCRIBED if isinstance(envelope, Describe) else SELECTED, envelope.id, failure)
 

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -21,6 +20,7 @@ from server.runtime.clock import Clock, LoopClock
 from server.runtime.connections import Connection, meets
 from server.runtime.decisions import ConsentDecision, Decisions, Disclosure, SelectionDecision, count_disclosed
 from server.runtime.endpoint import Caller, Endpoint
+from server.runtime.faults import log_fault
 from server.runtime.generation import LiveGeneration, Outcome
 from server.runtime.handles import Handles
 from server.runtime.limits import Rate
@@ -120,7 +120,9 @@ class Runtime:
         self._rate.admit(caller.endpoint, self.clock.now())
         if len(own) >= self.limits.concurrent_per_endpoint:
             raise WireError("quota-exceeded", "too many generations of this endpoint are active", reason="concurrency")
-        if sum(map(len, self._live.values())) >= self.limits.concurrent or self.closed:
+        if self.closed:
+            raise WireError("provider-error", "the server is shutting down")
+        if sum(map(len, self._live.values())) >= self.limits.concurrent:
             raise WireError("quota-exceeded", "too many generations are active", reason="concurrency")
         live = LiveGeneration(caller, id, request, next(self._numbers))
         self._live.setdefault(caller.endpoint, own)[id] = live
@@ -284,7 +286,7 @@ class Runtime:
         except WireError as error:
             outcome = error
         except Exception as error:
-            log_unexpected(log, "a generation failed", error)
+            log_fault(log, "a generation failed", error)
             outcome = WireError("provider-error", "the generation failed inside the server")
         live.settle(outcome)
 
@@ -469,10 +471,3 @@ def _timeout() -> WireError:
 def _fail(answer: asyncio.Future[str | None], error: WireError) -> None:
     if not answer.done():
         answer.set_exception(error)
-
-
-def log_unexpected(logger: logging.Logger, what: str, error: BaseException) -> None:
-    """Logs where a program error happened, never its message: that may hold what a caller sent or a model said."""
-    frames = traceback.extract_tb(error.__traceback__)
-    places = " < ".join(f"{frame.name}:{frame.lineno}" for frame in reversed(frames))
-    logger.error("%s: %s at %s", what, type(error).__name__, places)
