@@ -17,7 +17,7 @@ from .errors import InvalidSchema, UnsupportedSchema
 from .limits import LimitExceeded
 from .normal import Circular, Normalizer
 from .rules import Rule, cleaned, gbnf
-from .schema import Document
+from .schema import Document, vocabularies, without_validation
 from .spelling import Elements
 from .spelling import spelling as spelled
 from .validation import Validation
@@ -115,6 +115,11 @@ def _compile(text: str, formats: str, style: str, spelling: str | Elements, give
     limits.start()
     try:
         with _roomy():
+            known = vocabularies(json.loads(text), given) if given else None
+            if known is not None and "validation" not in known:
+                text = json.dumps(without_validation(json.loads(text)), ensure_ascii=False)
+            if known is not None and "format-assertion" in known:
+                formats = "assert"
             node = _load(text)
             document = Document(node, {uri: _load(other) for uri, other in given.items()})
             normal = Normalizer(
@@ -134,6 +139,8 @@ def _compile(text: str, formats: str, style: str, spelling: str | Elements, give
         raise UnsupportedSchema("", "", "exceeds a limit", error.limit) from None
     except RecursionError:
         raise UnsupportedSchema("", "", "is nested too deeply", "depth") from None
+    finally:
+        limits.stop()
 
 
 def _load(text: str) -> Any:

@@ -7,6 +7,7 @@ and the older drafts' rules where `$schema` names one.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
@@ -286,6 +287,43 @@ class Document:
         if isinstance(node, bool):
             return node
         return self.at(node, path, resource)
+
+
+_VALIDATION = _PLAIN - _STRINGS | {
+    "const",
+    "maxContains",
+    "minContains",
+    "contentEncoding",
+    "contentMediaType",
+    "pattern",
+}
+
+
+def without_validation(node: Any) -> Any:
+    """A schema whose metaschema leaves the validation vocabulary out: its keywords mean nothing there."""
+    if not isinstance(node, dict):
+        return node
+    out: dict[str, Any] = {}
+    for key, value in node.items():
+        if key in _VALIDATION:
+            continue
+        if key in _SCHEMA_MAPS and isinstance(value, dict):
+            value = {name: without_validation(child) for name, child in value.items()}
+        elif key in _SCHEMAS or (key in _SCHEMA and isinstance(value, list)):
+            value = [without_validation(child) for child in value]
+        elif key in _SCHEMA:
+            value = without_validation(value)
+        out[key] = value
+    return out
+
+
+def vocabularies(schema: Any, resources: Mapping[str, str]) -> frozenset[str] | None:
+    """The vocabularies that a metaschema among the resources lists, by their last names; None where it does not."""
+    if not isinstance(schema, dict) or not isinstance(schema.get("$schema"), str):
+        return None
+    meta = resources.get(schema["$schema"].rstrip("#"))
+    listed = json.loads(meta).get("$vocabulary") if meta is not None and '"$vocabulary"' in meta else None
+    return frozenset(uri.rpartition("/")[2] for uri in listed) if isinstance(listed, dict) else None
 
 
 def metaschema(uri: str) -> Any | None:
