@@ -3,7 +3,7 @@
     python benchmarks/schemas.py score RECORDS.jsonl.gz --vocab VOCABULARY.gguf [--engine ours --engine llguidance …]
     python benchmarks/schemas.py masks RECORDS.jsonl.gz --vocab VOCABULARY.gguf
     python benchmarks/schemas.py suite JSON-SCHEMA-TEST-SUITE
-    python benchmarks/schemas.py report SCORE.json [--suite SUITE.json] [--masks MASKS.json] [--readme grammars/README.md]
+    python benchmarks/schemas.py report SCORE.json [--suite SUITE.json] [--masks MASKS.json] [--readme README.md]
 
 Each of the first three writes its results to `--json FILE`; `report` makes the tables of the README of them.
 
@@ -473,7 +473,8 @@ def masks_table(results: Record) -> str:
             cells = [mine["p50"], mine["p99"], theirs["p50"], theirs["p99"], stacks["p50"], stacks["p99"]]
             lines.append([place, *map(str, cells)])
     text = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-    return f"Milliseconds of one mask over the whole vocabulary, on {results['schemas']} schemas that both can write:\n\n{text}\n"
+    title = f"Milliseconds of one mask over the whole vocabulary, on {results['schemas']} schemas that both can write:"
+    return f"{title}\n\n{text}\n"
 
 
 BEGIN, END = "<!-- schemas:begin -->\n", "<!-- schemas:end -->\n"

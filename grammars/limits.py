@@ -52,6 +52,12 @@ def start(seconds: float = SECONDS) -> None:
     _current = Deadline(seconds)
 
 
+def stop() -> None:
+    """The compilation is over; validation has a bound of its own."""
+    global _current
+    _current = None
+
+
 def check() -> None:
     """Raises `LimitExceeded("seconds")` when the running compilation has used its time."""
     if _current is not None:

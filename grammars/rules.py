@@ -61,6 +61,9 @@ class Grammar:
         return f"{hint}{self._count}"
 
     def define(self, name: str, rule: Rule) -> Ref:
+        known = self.rules.get(name)
+        if known and known != rule:
+            raise AssertionError(f"two rules named {name}")
         self.rules[name] = rule
         return Ref(name)
 

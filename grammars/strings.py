@@ -220,7 +220,7 @@ class Strings:
     @property
     def _rest(self) -> Ref:
         """Any text, and the closing quote."""
-        name = f"{self.spelling.key}rest"
+        name = f"{self.spelling.key}string-rest"
         if name not in self.grammar.rules:
             raw, _ = _split(((0, LAST),), self.spelling.escaped)
             ref = Ref(name)
