@@ -21,19 +21,20 @@ def constraint(
     *,
     tools: Mapping[str, Arguments],
     required: bool = False,
+    single: bool = False,
     answer: Compiled | None = None,
     tokens: Mapping[str, int],
     lead: str = "",
 ) -> Constraint | None:
     """What the model may write. None: anything.
 
-    `tools` are those that may be called; `required`: one must be. `answer` are the rules of a JSON answer; without
-    them an answer is free text. `tokens` are the vocabulary's control tokens by their text, `lead` what of the
-    prompt's end belongs to the output.
+    `tools` are those that may be called; `required`: at least one is, `single`: at most one. `answer` are the rules
+    of a JSON answer; without them an answer is free text. `tokens` are the vocabulary's control tokens by their
+    text, `lead` what of the prompt's end belongs to the output.
     """
     if not tools and answer is None:
         return None
-    write = _Writer(format, Gbnf(tokens), lead)
+    write = _Writer(format, Gbnf(tokens), lead, single)
     if tools and not required and answer is None and not format.forced and not format.calls[0].anchored:
         return write.from_marker(tools)
     return write.from_start(tools, required, answer)
@@ -42,10 +43,11 @@ def constraint(
 class _Writer:
     """Writes one grammar."""
 
-    def __init__(self, format: Format, gbnf: Gbnf, lead: str) -> None:
+    def __init__(self, format: Format, gbnf: Gbnf, lead: str, single: bool) -> None:
         self._format = format
         self._gbnf = gbnf
         self._lead = lead
+        self._single = single
 
     def from_marker(self, tools: Mapping[str, Arguments]) -> Constraint:
         """Free text until a call begins. Markers are fed to the grammar by their bytes: they stand as text."""
@@ -74,7 +76,7 @@ class _Writer:
         """The turn's calls, from the first marker to the end."""
         gbnf = self._gbnf
         many = sequence([gbnf.literal(calls.between), f"{name}-call"])
-        repeat = f"({many}){{0,{calls.most - 1}}}" if calls.most > 1 else ""
+        repeat = f"({many}){{0,{calls.most - 1}}}" if calls.most > 1 and not self._single else ""
         begin = self._opening(calls.begin, marker) if calls.begin else ""
         gbnf.add_rule(name, sequence([begin, f"{name}-call", repeat, gbnf.literal(calls.end)]))
         at = calls.call.index(NAME)

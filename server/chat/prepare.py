@@ -77,6 +77,8 @@ class Model:
                 self.format,
                 tools=callable_tools,
                 required=choice != "auto",
+                # Whoever names a tool wants that call; a small model offered another round of it takes all there are.
+                single=isinstance(choice, NamedTool),
                 answer=arguments.compiled(_ANY_OBJECT) if json else None,
                 tokens=self.tokens,
                 lead=lead,

@@ -183,6 +183,8 @@ def test_required_and_named(model: Model, matcher: Matcher) -> None:
         assert matcher.accepts(grammar, call("save_note"))
         assert matcher.accepts(grammar, call("get_weather", city="Oslo")) == ("get_weather" in names)
         assert set(prepared.parser.tools) == names
+        twice = json.dumps({"tool_calls": [{"name": "save_note", "arguments": {}}] * 2})
+        assert matcher.accepts(grammar, twice) == (choice == "required")
 
 
 def test_none_is_free_text_in_which_a_call_is_a_failure(model: Model) -> None:
