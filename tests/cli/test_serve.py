@@ -50,7 +50,7 @@ class Running:
             stdin=subprocess.DEVNULL if stdin is None else None,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=280,
         )
 
 
@@ -181,7 +181,7 @@ def test_a_conversation_on_a_terminal(running: Running) -> None:
 def read_until(terminal: int, words: str) -> str:
     """What the terminal shows up to these words."""
     shown = ""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while words not in shown:
         ready, _, _ = select.select([terminal], [], [], deadline - time.monotonic())
         assert ready, shown
