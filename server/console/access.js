@@ -1,7 +1,7 @@
 // Who may come in: shells' tokens, the endpoints behind them, and accounts.
 
 import { call } from "./api.js";
-import { byId, el, reconcile, setText } from "./dom.js";
+import { byId, el, pieces, reconcile, setText } from "./dom.js";
 import { ago, belonging, counted, napplet, visible } from "./format.js";
 import { act, announce, ask } from "./ui.js";
 
@@ -94,7 +94,7 @@ function row(title, under, button) {
 
 /** A button that asks first, then does something that cannot be undone. */
 function final(label, what, question, consequence, work, done) {
-  return el("button", { type: "button", class: "quiet", "aria-label": `${label} ${what}`, click: async (event) => {
+  return el("button", { type: "button", "aria-label": `${label} ${what}`, click: async (event) => {
     const button = event.currentTarget;
     if (!(await ask(question, consequence, label))) return;
     await act(button, async () => {
@@ -110,9 +110,9 @@ function tokenRow(token) {
   const button = final("Revoke", token.name, `Revoke ${token.name}?`,
     "Everything that runs under it is cancelled, its napplets’ selections end, and it never works again.",
     () => call("DELETE", `/owner/tokens/${encodeURIComponent(token.name)}`), `Token ${token.name} revoked.`);
-  const policy = `Consent: ${CONSENT[token.consent][0]} · Model: ${SELECT[token.select][0]} · `;
+  const policy = [`Consent: ${CONSENT[token.consent][0]}`, `Model: ${SELECT[token.select][0]}`];
   return {
-    node: row([el("strong", {}, token.name), " ", own], [policy, made], button),
+    node: row([el("strong", {}, token.name), " ", own], pieces(...policy, made), button),
     update(each) {
       setText(made, `created ${ago(each.created)}`);
       own.hidden = !each.own;
@@ -127,8 +127,8 @@ function endpointRow(endpoint) {
     "Its work is cancelled and its selections end. Under the same token it may select anew.",
     () => call("POST", `/owner/endpoints/${endpoint.id}/revoke`), `Endpoint of ${name} revoked.`);
   const node = row([el("strong", {}, name), " ", hash ? el("code", { class: "hash" }, hash) : ""],
-    [belonging(endpoint), handles], button);
-  return { node, update: (each) => setText(handles, ` · ${counted(each.handles, "selection")}`) };
+    pieces(...belonging(endpoint), handles), button);
+  return { node, update: (each) => setText(handles, counted(each.handles, "selection")) };
 }
 
 function accountRow({ token, account }) {

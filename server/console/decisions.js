@@ -1,7 +1,7 @@
 // Questions only the owner can answer: may this be disclosed, and which model shall it be.
 
 import { call } from "./api.js";
-import { byId, el, facts, reconcile, setText } from "./dom.js";
+import { byId, el, facts, pieces, reconcile, setText } from "./dom.js";
 import { belonging, bytes, clock, counted, napplet, now, number, visible } from "./format.js";
 import { act, announce, focusView } from "./ui.js";
 
@@ -13,7 +13,7 @@ export function showDecisions(decisions) {
   for (const each of decisions) {
     if (heard.has(each.id)) continue;
     heard.add(each.id);
-    announce(`${title(each)} ${counted(decisions.length, "decision")} waiting.`);
+    announce(`${title(each)}. ${counted(decisions.length, "decision")} waiting.`);
   }
   byId("decisions-none").hidden = decisions.length > 0;
   reconcile(byId("decisions-list"), decisions, (each) => each.id, card, refocus);
@@ -28,15 +28,16 @@ export function tickDecisions() {
 function refocus() {
   const next = document.querySelector("#decisions-list h3");
   if (next) next.focus();
-  else if (byId("decisions").hidden) focusView();
+  // Elsewhere the section goes with its last question.
+  else if (byId("view-overview").hidden) focusView();
   else byId("decisions-title").focus();
 }
 
 function title(decision) {
   const { name } = napplet(decision.endpoint);
   return decision.kind === "consent"
-    ? `${name} asks for an answer from ${decision.disclosure.connection}.`
-    : `${name} asks for a model.`;
+    ? `${name} asks for an answer from ${decision.disclosure.connection}`
+    : `${name} asks for a model`;
 }
 
 function card(decision) {
@@ -45,7 +46,7 @@ function card(decision) {
   const body = decision.kind === "consent" ? consent(decision) : selection(decision);
   const node = el("li", { class: "card decision", "aria-labelledby": id },
     el("div", { class: "heading" }, el("h3", { id, tabindex: "-1" }, title(decision)), left),
-    el("p", { class: "under" }, belonging(decision.endpoint)),
+    el("p", { class: "under" }, ...pieces(...belonging(decision.endpoint))),
     ...body,
   );
   return { node, update() {} };

@@ -49,6 +49,12 @@ export function reconcile(container, items, keyOf, create, refocus) {
   if (lost) refocus();
 }
 
+/** Words or elements beside one another, each a piece that stays whole where the line breaks. */
+export function pieces(...words) {
+  const last = words.length - 1;
+  return words.flatMap((each, index) => [el("span", { class: "part" }, each, index < last ? " ·" : ""), " "]);
+}
+
 /** A list of names and values, without those that have no value. */
 export function facts(pairs) {
   const list = el("dl", { class: "facts" });

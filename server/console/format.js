@@ -59,10 +59,10 @@ export function napplet(endpoint) {
   return { name: visible(name) || "unnamed napplet", hash: visible(hash.join(";")) };
 }
 
-/** Where a napplet's endpoint belongs, in one line. */
+/** Where a napplet's endpoint belongs. */
 export function belonging(endpoint) {
   const parts = [`shell ${endpoint.token}`];
   if (endpoint.account) parts.push(`account ${visible(endpoint.account)}`);
   if (endpoint.endpoint) parts.push(`endpoint ${visible(endpoint.endpoint)}`);
-  return parts.join(" · ");
+  return parts;
 }

@@ -1,7 +1,7 @@
 // Generations at work, how fast they are, and a way to stop each.
 
 import { call } from "./api.js";
-import { byId, el, reconcile, setText } from "./dom.js";
+import { byId, el, pieces, reconcile, setText } from "./dom.js";
 import { belonging, clock, counted, napplet, now, number, rate } from "./format.js";
 import { act, announce } from "./ui.js";
 
@@ -51,7 +51,7 @@ function row(generation) {
   const node = el("li", { class: "row" },
     el("div", { class: "what" },
       el("p", { class: "title" }, el("strong", {}, name), " ", stage),
-      el("p", { class: "under" }, model, belonging(generation.endpoint)),
+      el("p", { class: "under" }, ...pieces(model, ...belonging(generation.endpoint))),
       el("p", { class: "figures" }, tokens, speed, elapsed),
     ),
     el("button", { type: "button", "aria-label": `Stop the generation of ${name}`, click: stop }, "Stop"),
@@ -61,8 +61,8 @@ function row(generation) {
     update(each) {
       setText(stage, STAGES[each.stage] ?? each.stage);
       stage.classList.toggle("active", each.stage === "decoding");
-      setText(model, each.connection ? `${names.get(each.connection) ?? each.connection} · ` : "");
-      setText(tokens, counted(each.outputTokens, "token"));
+      setText(model, names.get(each.connection) ?? "no model yet");
+      setText(tokens, each.outputTokens ? counted(each.outputTokens, "token") : "");
       setText(speed, rate(each.tokensPerSecond));
     },
   };

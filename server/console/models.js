@@ -1,7 +1,7 @@
 // Connections, what their loaded models take, and the machine they run on.
 
 import { call } from "./api.js";
-import { byId, el, reconcile, setText } from "./dom.js";
+import { byId, el, pieces, reconcile, setText } from "./dom.js";
 import { bytes, counted, number } from "./format.js";
 import { act, announce, ask } from "./ui.js";
 
@@ -77,7 +77,7 @@ function row(connection) {
     if (busy() && !(await ask(`Unload ${name}?`, consequence, "Unload"))) return undefined;
     return change(load, "unload", "unloaded");
   } });
-  const enable = el("button", { type: "button", class: "quiet", click: async () => {
+  const enable = el("button", { type: "button", click: async () => {
     if (!current.enabled) return change(enable, "enable", "enabled");
     const consequence = "Work on it is cancelled, and shells have to select a model again.";
     if (!(await ask(`Disable ${name}?`, consequence, "Disable"))) return undefined;
@@ -86,7 +86,7 @@ function row(connection) {
   const node = el("li", { class: "row" },
     el("div", { class: "what" },
       el("p", { class: "title" }, el("strong", {}, name), " ", chip),
-      el("p", { class: "under" }, `${connection.model} · ${connection.route}`),
+      el("p", { class: "under" }, ...pieces(connection.model, connection.route)),
       told,
       problem,
     ),

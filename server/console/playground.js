@@ -181,11 +181,18 @@ async function generate(request, answer, signal) {
 }
 
 function busy(yes) {
-  byId("chat-stop").hidden = !yes;
-  byId("chat-send").hidden = yes;
-  // The button that had the focus has gone.
-  if (document.activeElement === document.body) byId(yes ? "chat-stop" : "chat-text").focus();
+  const [stop, button, text] = [byId("chat-stop"), byId("chat-send"), byId("chat-text")];
+  const focused = document.activeElement;
+  stop.hidden = !yes;
+  button.hidden = yes;
   byId("chat-log").setAttribute("aria-busy", yes);
+  if (yes) {
+    if (focused === button) stop.focus();
+    return;
+  }
+  // What comes next: the results where calls wait for them, else another message.
+  const idle = focused === text && text.value === "";
+  if (focused === stop || focused === document.body || idle) (calls[0]?.field ?? text).focus();
 }
 
 function entry(who, ...content) {

@@ -8,18 +8,26 @@ import { announce } from "./ui.js";
 const EXAMPLE = {
   name: "set_light",
   description: "Switch the light in a room on or off.",
-  parameters: {
-    type: "object",
-    properties: {
-      room: { enum: ["kitchen", "hall", "office"] },
-      on: { type: "boolean" },
-      brightness: { type: "integer", minimum: 1, maximum: 100 },
-    },
-    required: ["room", "on"],
-    additionalProperties: false,
+  schema: `{
+  "type": "object",
+  "properties": {
+    "room": { "enum": ["kitchen", "hall", "office"] },
+    "on": { "type": "boolean" },
+    "brightness": { "type": "integer", "minimum": 1, "maximum": 100 }
   },
+  "required": ["room", "on"],
+  "additionalProperties": false
+}`,
 };
-const EMPTY = { type: "object", properties: {}, additionalProperties: false };
+const EMPTY = {
+  name: "",
+  description: "",
+  schema: `{
+  "type": "object",
+  "properties": {},
+  "additionalProperties": false
+}`,
+};
 /** How long the keys must rest before a schema is compiled. */
 const REST = 300;
 
@@ -56,15 +64,20 @@ function showChoices() {
 }
 
 function add() {
-  const editor = new Editor(made === 0 ? EXAMPLE : { name: "", description: "", parameters: EMPTY });
+  const editor = new Editor(made === 0 ? EXAMPLE : EMPTY);
   editors.add(editor);
   byId("tools-list").append(editor.node);
   showChoices();
   editor.name.focus();
 }
 
+function rule(line) {
+  const end = line.indexOf(" ::=");
+  return el("div", {}, el("span", {}, line.slice(0, Math.max(end, 0))), line.slice(Math.max(end, 0)));
+}
+
 class Editor {
-  constructor({ name, description, parameters }) {
+  constructor({ name, description, schema }) {
     made += 1;
     this.id = `tool-${made}`;
     const field = (tag, label, suffix, attributes = {}) => {
@@ -74,11 +87,11 @@ class Editor {
     const [nameField, nameLine] = field("input", "Name", "name", { maxlength: 64 });
     const [wordsField, wordsLine] = field("input", "Description", "description");
     const [schemaField, schemaLine] = field("textarea", "Parameters (JSON Schema)", "schema",
-      { rows: 9, class: "code", "aria-describedby": `${this.id}-state` });
+      { rows: 10, class: "code", "aria-describedby": `${this.id}-state` });
     [this.name, this.words, this.schema] = [nameField, wordsField, schemaField];
     nameField.value = name;
     wordsField.value = description;
-    schemaField.value = JSON.stringify(parameters, null, 2);
+    schemaField.value = schema;
     this.state = el("p", { class: "state", id: `${this.id}-state`, role: "status" });
     this.grammar = el("pre", { class: "gbnf", tabindex: "0", "aria-label": "Grammar in GBNF" });
     this.shown = el("details", {}, el("summary", {}, "Grammar (GBNF)"), this.grammar);
@@ -154,7 +167,7 @@ class Editor {
     this.report(left
       ? `${counted(rules, "rule")}; checked on the completed call: ${left}.`
       : `${counted(rules, "rule")}; the grammar says it all.`);
-    setText(this.grammar, gbnf.trimEnd());
+    this.grammar.replaceChildren(...gbnf.trimEnd().split("\n").map(rule));
     this.shown.hidden = false;
   }
 

@@ -1,0 +1,429 @@
+"""The owner's console in a browser (http-binding, "The owner")."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from server.chat.events import BlockDelta, BlockEnd, BlockStart
+from server.engine import DeviceReport, EngineError, Gpu
+from server.http import console
+from server.wire.records import NamedTool
+from tests.browser.conftest import Site, Wire, said
+from tests.browser.page import SECONDS, Page
+
+WIDTHS = (1280, 360)
+SCHEMES = ("light", "dark")
+IMAGE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNgYPj/HwADAgH/p9vKNgAAAABJRU5ErkJggg=="
+TOOLS = [
+    {
+        "name": "find_note",
+        "description": "Find notes by their words.",
+        "parameters": {"type": "object", "properties": {"words": {"type": "string"}}, "required": ["words"]},
+    }
+]
+HISTORY = (
+    said("Answer from my notes alone.", "system"),
+    said("When does the ferry leave?"),
+    {
+        "role": "assistant",
+        "content": [{"type": "toolCall", "toolCallId": "c1", "name": "find_note", "arguments": {"words": "ferry"}}],
+    },
+    {"role": "toolResult", "toolCallId": "c1", "toolName": "find_note", "content": said("Ferry: 14:20.")["content"]},
+)
+
+
+def opened(site: Site, page: Page, view: str = "") -> None:
+    page.open(site.link)
+    page.shows("Live", "#link")
+    if view:
+        page.visit(view)
+
+
+def test_the_first_visit_by_link_takes_the_token_out_of_sight(site: Site, page: Page) -> None:
+    opened(site, page)
+    assert page.driver.current_url == f"{site.url}/"
+    page.shows("Nothing waits for your decision.")
+    page.driver.refresh()
+    page.shows("Live", "#link")
+    assert site.owner not in page.driver.page_source
+
+
+def test_without_the_link_it_asks_for_it(site: Site, page: Page) -> None:
+    page.expected = ("401",)
+    page.open(site.url)
+    field = page.field("Link or owner’s token")
+    assert page.focused() == field
+    page.check_access()
+    page.shoot("sign-in")
+    field.send_keys("wrong", Keys.ENTER)
+    page.shows("The server does not know this token.")
+    assert page.focused() == field
+    field.send_keys(site.link, Keys.ENTER)
+    page.shows("Live", "#link")
+
+
+def test_a_consent_is_disclosed_and_allowed(site: Site, page: Page) -> None:
+    opened(site, page)
+    site.world.chat.capabilities = site.world.chat.capabilities.__class__(
+        True, True, True, ("auto", "none", "required", "tool")
+    )
+    image = {"type": "image", "mimeType": "image/png", "data": IMAGE}
+    asking = {"role": "user", "content": [*said("And on Sundays?")["content"], image]}
+    answer = site.shell().generate(*HISTORY, asking, tools=TOOLS)
+    card = page.named("li.decision", "notes asks for an answer from SmolLM2 135M")
+    page.announced("notes asks for an answer from SmolLM2 135M. 1 decision waiting.")
+    assert page.driver.title == "(1) Overview – nap-llm"
+    for told in (
+        "shell desktop · account alice · endpoint window-1",
+        "7f3a9c",
+        "SmolLM2 135M (SmolLM2-135M)",
+        "llama.cpp on this machine",
+        "no charge",
+        "System messages 1 27 B",
+        "User messages 2 ",
+        "Images 1 ",
+        "Tool definitions 1 ",
+        "Tool results 1 13 B",
+        "Tools: find_note",
+        "left",
+    ):
+        assert told in card.text, told
+    assert "Answer from my notes alone." not in page.driver.page_source
+    page.find("summary", card).click()
+    for content in ("Answer from my notes alone.", "find_note({", "Ferry: 14:20.", "Find notes by their words."):
+        page.until(lambda words=content: words in card.text)  # type: ignore[misc]
+    assert page.find("img", card).get_attribute("src") == f"data:image/png;base64,{IMAGE}"
+    page.check_access()
+    assert not site.world.engine.runs
+    page.press("Allow once", card)
+    run = site.run()
+    site.soon(run.say, "At 14:20 too.")
+    site.soon(run.done)
+    assert answer.result(SECONDS)["result"]["content"] == [{"type": "text", "text": "At 14:20 too."}]
+    page.shows("Nothing waits for your decision.")
+    page.announced("Allowed.")
+
+
+def test_a_denial_by_keyboard_submits_nothing(site: Site, page: Page) -> None:
+    opened(site, page, "Access")
+    answer = site.shell().generate()
+    # It shows in every view.
+    card = page.named("li.decision", "notes asks for an answer from SmolLM2 135M")
+    page.tab_to(page.button("Deny", card))
+    page.key(Keys.ENTER)
+    assert answer.result(SECONDS)["error"]["code"] == "user-cancelled"
+    page.lacks("Waiting for you")
+    page.announced("Denied. Nothing was submitted.")
+    # The focus is somewhere sensible although what had it is gone.
+    page.until(lambda: page.focused().tag_name == "h1")
+    assert site.world.engine.runs == [] and site.world.starts == []
+
+
+def test_a_question_withdrawn_leaves_by_itself(site: Site, page: Page) -> None:
+    opened(site, page)
+    answer = site.shell().generate()
+    page.button("Allow once")
+    site.tokens.revoke("desktop")
+    assert answer.result(SECONDS)["error"]["code"] == "cancelled"
+    page.shows("Nothing waits for your decision.")
+
+
+def test_the_owner_chooses_a_model(site: Site, page: Page) -> None:
+    opened(site, page)
+    chosen = site.shell("tablet", select="ask").select(tools=True)
+    card = page.named("li.decision", "notes asks for a model")
+    assert "Needs\ntools" in card.text
+    page.named("label.choice input", "Qwen3 4B Qwen3-4B", card).click()
+    page.check_access()
+    page.press("Use this model", card)
+    assert chosen.result(SECONDS)["model"]["model"] == "Qwen3-4B"
+    declined = site.shell("phone", select="ask").select()
+    page.press("Deny")
+    assert declined.result(SECONDS)["error"]["code"] == "user-cancelled"
+
+
+def test_a_generation_is_watched_and_stopped(site: Site, page: Page) -> None:
+    opened(site, page)
+    answer = site.shell(consent="always").generate()
+    run = site.run()
+    page.shows("Queued or in prefill", "#generations-list")
+    site.soon(run.say, "The", " ferry", " leaves")
+    page.shows("Generating", "#generations-list")
+    page.shows("3 tokens", "#generations-list")
+    page.shows("tok/s", "#generations-list")
+    page.shows("1 live", "#generations-sum")
+    site.soon(run.say, " at")
+    page.shows("4 tokens", "#generations-list")
+    page.press("Stop the generation of notes")
+    assert answer.result(SECONDS)["error"]["code"] == "cancelled"
+    page.shows("No generation is running.")
+    assert run.cancelled
+
+
+def test_a_token_is_made_copied_and_revoked(site: Site, page: Page) -> None:
+    page.expected = ("400",)
+    opened(site, page, "Access")
+    page.shows("No shell has a token yet.")
+    page.fill("Name", "desktop")
+    page.choose("Consent to a generation", "Nobody is asked")
+    page.shows("Departs from the NAP-LLM specification.")
+    page.press("Create token")
+    token = page.field("Token").get_attribute("value") or ""
+    page.check_access()
+    page.shoot("token")
+    page.driver.execute_cdp_cmd(
+        "Browser.grantPermissions", {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
+    )
+    page.press("Copy")
+    page.shows("Copied.")
+    assert page.driver.execute_async_script("navigator.clipboard.readText().then(arguments[0])") == token
+    page.press("Done")
+    assert page.focused() == page.field("Name")
+    assert (
+        token not in page.driver.page_source
+        and page.driver.execute_script("return document.getElementById('made-token').value") == ""
+    )
+    page.shows("nobody is asked", "#tokens-list")
+    policy = site.tokens.find(token)
+    assert policy is not None and (policy.name, policy.consent) == ("desktop", "always")
+
+    page.fill("Name", "desktop")
+    page.press("Create token")
+    page.shows("a token named desktop exists already")
+    page.press("Revoke desktop")
+    page.shows("Revoke desktop?", "dialog[open]")
+    assert page.focused().text == "Keep"
+    page.key(Keys.ESCAPE)
+    page.shows("nobody is asked", "#tokens-list")
+    page.press("Revoke desktop")
+    page.press("Revoke")
+    page.shows("No shell has a token yet.")
+    assert site.tokens.find(token) is None
+
+
+def test_endpoints_and_accounts_are_ended(site: Site, page: Page) -> None:
+    opened(site, page, "Access")
+    shell = site.shell(consent="always")
+    first = shell.generate()
+    page.shows("1 selection", "#endpoints-list")
+    page.press("Revoke notes")
+    page.press("Revoke")
+    assert first.result(SECONDS)["error"]["code"] == "cancelled"
+    page.shows("No napplet holds a model or is at work.")
+    second = shell.generate()
+    page.press("End account alice")
+    page.press("End")
+    assert second.result(SECONDS)["error"]["code"] == "cancelled"
+    page.until(lambda: not page.driver.find_element("id", "accounts").is_displayed())
+
+
+def test_models_are_loaded_unloaded_and_disabled(site: Site, page: Page) -> None:
+    opened(site, page)
+    models = page.region("Models")
+    page.press("Load SmolLM2 135M")
+    page.shows("1,000 tokens × 8 slots", "#models-list")
+    page.shows("Memory used by models", "#machine")
+    page.press("Unload SmolLM2 135M")
+    page.shows("Not loaded", "#models-list li:first-child")
+    page.press("Disable Qwen3 4B")
+    page.press("Disable", page.find("dialog[open]"))
+    page.shows("Disabled", "#models-list li:last-child")
+    page.press("Enable Qwen3 4B", models)
+    page.shows("Not loaded", "#models-list li:last-child")
+
+
+def test_a_model_that_does_not_load_says_why(site: Site, page: Page) -> None:
+    page.expected = ("502",)
+    site.world.start_failure = EngineError("the file is no model")
+    opened(site, page)
+    page.press("Load SmolLM2 135M")
+    page.shows("the connection's model cannot be loaded: the file is no model", "#models-list li:first-child")
+
+
+def test_it_reconnects_and_catches_up(site: Site, page: Page) -> None:
+    page.expected = ("ERR_",)
+    wire = Wire(site.background, site.url)
+    page.open(f"{wire.url}/#token={site.owner}")
+    page.shows("Live", "#link")
+    wire.cut()
+    page.shows("Reconnecting", "#link")
+    answer = site.shell().generate()
+    wire.mend()
+    page.shows("Live", "#link")
+    page.press("Deny")
+    assert answer.result(SECONDS)["error"]["code"] == "user-cancelled"
+    page.open("about:blank")
+    wire.cut()
+
+
+def test_names_cannot_pass_for_others(site: Site, page: Page) -> None:
+    opened(site, page)
+    site.shell(identity="notes\u202e<b>setag</b>;1").select().result(SECONDS)
+    page.visit("Access")
+    page.shows("notes⟨U+202E⟩<b>setag</b>", "#endpoints-list")
+
+
+def test_nothing_foreign_may_run(site: Site, page: Page) -> None:
+    page.expected = ("Content Security Policy", "TrustedHTML", "Trusted")
+    opened(site, page)
+    refused = page.driver.execute_async_script(
+        """
+        const done = arguments[0];
+        addEventListener("securitypolicyviolation", (event) => done(event.effectiveDirective));
+        const script = document.createElement("img");
+        script.src = "http://127.0.0.1:9/x.png";
+        document.body.append(script);
+        """
+    )
+    assert refused == "img-src"
+    assert (
+        page.driver.execute_script("try { document.body.innerHTML = '' } catch (error) { return error.name }")
+        == "TypeError"
+    )
+
+
+def scripted_call(site: Site) -> None:
+    site.world.chat.script = {
+        "[call]": [BlockStart(0, "toolCall", name="set_light")],
+        "[room]": [BlockDelta(0, '{"room": "hall",')],
+        "[on]": [BlockDelta(0, ' "on": true}'), BlockEnd(0)],
+    }
+
+
+def test_the_playground_forces_a_call(compiling_site: Site, page: Page) -> None:
+    page.expected = ("400",)
+    site = compiling_site
+    scripted_call(site)
+    opened(site, page, "Playground")
+    page.press("Add tool")
+    assert page.focused() == page.field("Name")
+    page.shows("the grammar says it all")
+    page.find(".card summary").click()
+    page.shows("root ::=", ".gbnf")
+    schema = page.field("Parameters (JSON Schema)")
+    good = schema.get_attribute("value") or ""
+    schema.clear()
+    schema.send_keys('{"type": "object", "properties": {"a": {"type": 5}}}')
+    page.shows("/properties/a: type:", ".state")
+    schema.clear()
+    schema.send_keys("{")
+    page.shows("This is no JSON object.", ".state")
+    schema.clear()
+    schema.send_keys(good)
+    page.shows("the grammar says it all", ".state")
+    page.choose("Tool choice", "Call set_light")
+    page.field("Message").send_keys("Light in the hall!", Keys.ENTER)
+    run = site.run()
+    assert site.world.chat.conversations[-1].tool_choice == NamedTool("set_light")
+    site.soon(run.say, "[call]", "[room]")
+    page.shows("Call set_light", "#chat-log")
+    page.until(lambda: page.text("#chat-log pre") == '{"room": "hall",')
+    site.soon(run.say, "[on]")
+    site.soon(run.done)
+    page.shows("Calls tools", "#chat-log")
+    page.until(lambda: page.focused() == page.field("Result of set_light"))
+    page.fill("Result of set_light", "done")
+    page.choose("Tool choice", "Auto")
+    page.check_access()
+    page.press("Send the result")
+    second = site.run(1)
+    assert [each.role for each in site.world.chat.conversations[-1].messages] == ["user", "assistant", "toolResult"]
+    site.soon(second.say, "It is bright.")
+    site.soon(second.done)
+    page.shows("It is bright.", "#chat-log")
+    page.announced("has answered. Complete.")
+    page.visit("Access")
+    page.shows("this page’s playground", "#tokens-list")
+    page.open("about:blank")
+    page.until(lambda: site.tokens.list() == ())
+
+
+def test_the_playground_stops_an_answer(site: Site, page: Page) -> None:
+    opened(site, page, "Playground")
+    page.field("Message").send_keys("Count.", Keys.ENTER)
+    run = site.run()
+    site.soon(run.say, "One.")
+    page.shows("One.", "#chat-log")
+    page.press("Stop")
+    page.shows("Stopped.", "#chat-log")
+    site.background.do(run.closed.wait())
+    page.until(lambda: page.field("Message").get_attribute("value") == "Count.")
+
+
+def test_it_is_good_to_look_at_at_every_width_and_in_both_schemes(
+    compiling_site: Site, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pictures of everything, kept as output; axe and the width are checked on each."""
+    gpu = Gpu("NVIDIA H200", 150_754_820_096, 113_246_208_000)
+    monkeypatch.setattr(console, "device_report", lambda: DeviceReport(("CUDA", "CPU"), (gpu,), 16, 137_438_953_472))
+    site = compiling_site
+    scripted_call(site)
+    opened(site, page)
+    page.press("Load SmolLM2 135M")
+    always = site.shell("laptop", consent="always", identity="translator;b81d02", account="bob")
+    running = [always.generate(), site.shell("kiosk", consent="always", identity="quiz;09ce44").generate()]
+    for number in range(2):
+        site.soon(site.run(number).say, *["word "] * (40 + 55 * number))
+    consent = site.shell().generate(*HISTORY, tools=TOOLS)
+    choice = site.shell("tablet", select="ask", identity="sketchbook;c4410e").select(tools=True)
+    page.button("Allow once")
+    page.button("Use this model")
+    page.shows("95 tokens")
+    _pictures(page, "overview")
+    page.find(".decision summary").click()
+    page.shows("Ferry: 14:20.")
+    _pictures(page, "content", widths=(360,))
+    page.press("Deny")
+    assert consent.result(SECONDS)["error"]["code"] == "user-cancelled"
+    page.lacks("Allow once")
+    page.press("Deny")
+    assert choice.result(SECONDS)["error"]["code"] == "user-cancelled"
+    page.lacks("Use this model")
+    _pictures(page, "quiet")
+    page.visit("Access")
+    _pictures(page, "access")
+    page.visit("Playground")
+    page.press("Add tool")
+    page.shows("the grammar says it all")
+    page.find(".card summary").click()
+    page.choose("Tool choice", "Call set_light")
+    page.field("Message").send_keys("Please put some light on in the hall.", Keys.ENTER)
+    site.soon(site.run(2).say, "[call]", "[room]", "[on]")
+    site.soon(site.run(2).done)
+    page.field("Result of set_light")
+    _pictures(page, "playground")
+    for number in range(2):
+        site.soon(site.run(number).done)
+    for each in running:
+        assert "result" in each.result(SECONDS)
+
+
+def _pictures(page: Page, name: str, widths: tuple[int, ...] = WIDTHS) -> None:
+    for width in widths:
+        page.resize(width)
+        for scheme in SCHEMES:
+            page.scheme(scheme)
+            page.shoot(f"{name}-{width}-{scheme}")
+            page.check_width()
+            page.check_access()
+    page.resize(1280)
+    page.scheme("light")
+
+
+def test_a_real_model_is_forced_to_call(real_link: str, page: Page) -> None:
+    page.open(real_link)
+    page.visit("Playground")
+    page.press("Add tool")
+    page.shows("the grammar says it all")
+    page.choose("Tool choice", "Call set_light")
+    page.field("Message").send_keys("Please put some light on in the hall.", Keys.ENTER)
+    # Such a small model may go on to call again and again; its first call is what was forced.
+    call = page.until(lambda: re.match(r"Call set_light\n(\{[^}]*\})", page.text("#chat-log .call")))
+    arguments = json.loads(call[1])
+    assert arguments["room"] in ("kitchen", "hall", "office") and isinstance(arguments["on"], bool)
+    page.visit("Overview")
+    page.shows("Loaded", "#models-list")
