@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
 from typing import TypeAlias
 
 from . import limits
 from .limits import LimitExceeded
+from .memo import memo
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """A set of characters: ascending, disjoint, not adjacent."""
@@ -103,6 +103,10 @@ class DFA:
 
     def __len__(self) -> int:
         return len(self.transitions)
+
+    @property
+    def weight(self) -> int:
+        return len(self.transitions) + sum(map(len, self.transitions))
 
     def __repr__(self) -> str:
         return f"<DFA of {len(self.transitions)} states>"
@@ -460,7 +464,7 @@ def strings(texts: Iterable[str]) -> DFA:
     return canonical(0, ends.__contains__, rows)
 
 
-@lru_cache(512)
+@memo
 def any_string(min_length: int = 0, max_length: int | None = None) -> DFA:
     """Texts of so many code points."""
     if max_length is not None and max_length < min_length:
@@ -546,7 +550,7 @@ def _product(a: DFA, b: DFA, left: bool, right: bool, accept: Callable[[bool, bo
     return canonical(0, ends.__getitem__, rows)
 
 
-@lru_cache(1024)
+@memo
 def intersect(a: DFA, b: DFA) -> DFA:
     if a is b or b is ALL:
         return a
@@ -555,7 +559,7 @@ def intersect(a: DFA, b: DFA) -> DFA:
     return _product(a, b, False, False, lambda x, y: x and y)
 
 
-@lru_cache(1024)
+@memo
 def union(a: DFA, b: DFA) -> DFA:
     if a is b or b is EMPTY:
         return a
@@ -564,7 +568,7 @@ def union(a: DFA, b: DFA) -> DFA:
     return _product(a, b, True, True, lambda x, y: x or y)
 
 
-@lru_cache(1024)
+@memo
 def difference(a: DFA, b: DFA) -> DFA:
     if b is EMPTY:
         return a
@@ -600,7 +604,7 @@ def joint(machines: Sequence[DFA], limit: int = 64) -> list[tuple[tuple[int, ...
     return [(states, canonical(0, number.__eq__, rows)) for states, number in numbers.items()]
 
 
-@lru_cache(256)
+@memo
 def concat(a: DFA, b: DFA) -> DFA:
     """A text of `a` followed by a text of `b`."""
     nfa = NFA()
@@ -611,7 +615,7 @@ def concat(a: DFA, b: DFA) -> DFA:
     return nfa.determinize(start, ends_b)
 
 
-@lru_cache(256)
+@memo
 def repeat(a: DFA, least: int = 0, most: int | None = None) -> DFA:
     """`least` to `most` texts of `a` in a row."""
     nfa = NFA()
@@ -732,6 +736,7 @@ class Subsets:
         everything = nfa.sets.get(ANY, -1)
         self.universal = frozenset([state for state in self.finals if (everything, state) in nfa.edges[state]])
         self.work = 0
+        self.weight = 2 * len(nfa.edges)
         self._alphabet()
         self._closures: dict[tuple[int, tuple[bool, ...]], frozenset[Thread]] = {}
         behind = (0,) * len(nfa.behind) if behind is None else behind

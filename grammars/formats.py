@@ -9,7 +9,7 @@ in UTC alone, and accepted in every offset).
 from __future__ import annotations
 
 import unicodedata
-from functools import cache, lru_cache
+from functools import cache
 
 from .automata import ALL, DFA, difference
 from .idna import is_hostname, is_idn_hostname
@@ -152,7 +152,6 @@ def format_dfa(name: str) -> DFA | None:
     return language
 
 
-@lru_cache(1024)
 def format_accepts(name: str, text: str) -> bool:
     """Whether a string has a format, in full. True for unknown formats."""
     if name == "regex":

@@ -20,6 +20,8 @@ ALTERNATIVES = 256
 """Object or array shapes that one position may have before the compiler falls back to a wider grammar."""
 SECONDS = 2.0
 """CPU time of one compilation."""
+CACHED = 500_000
+"""States and edges of automata that a process keeps between compilations, about 60 MB."""
 REPEAT = 1_000
 """Largest count written as `{m,n}`; llama.cpp refuses or ignores counts above 2,000."""
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from decimal import Decimal
 from fractions import Fraction
-from functools import lru_cache
 from math import gcd, lcm
 from typing import TypeAlias
 
 from .automata import DFA, EMPTY, Row, canonical, concat, difference, intersect, literal, union
+from .memo import memo
 from .pattern import pattern_dfa
 
 Number: TypeAlias = int | Decimal | Fraction | float
@@ -93,7 +93,7 @@ def _common(divisors: tuple[Number, ...]) -> Fraction | None:
     return out
 
 
-@lru_cache(1024)
+@memo
 def _numbers(
     integer: bool,
     low: Fraction | None,
@@ -179,7 +179,7 @@ def _between(low: Fraction | None, low_open: bool, high: Fraction | None, high_o
     return out
 
 
-@lru_cache(1024)
+@memo
 def _compared(bound: Fraction, relation: str) -> DFA | None:
     """Unsigned texts whose value is `relation` (`<`, `<=`, `>` or `>=`) a bound of at least 0."""
     digits = _decimal(bound)
@@ -278,7 +278,7 @@ def _decimal(value: Fraction) -> tuple[list[int], list[int]] | None:
     return [int(char) for char in whole], [int(char) for char in fraction.rstrip("0")]
 
 
-@lru_cache(256)
+@memo
 def _multiples(divisor: Fraction) -> DFA | None:
     """Unsigned texts whose value is a multiple of a positive number."""
     places = 0

@@ -34,6 +34,7 @@ from .automata import (
     joint,
 )
 from .limits import LimitExceeded
+from .memo import memo
 
 
 class InvalidPattern(ValueError):
@@ -569,7 +570,7 @@ def _search(node: Node) -> tuple[NFA, int, int]:
     return nfa, start, final
 
 
-@lru_cache(4096)
+@memo
 def _compiled(pattern: str) -> DFA | ValueError | LimitExceeded:
     try:
         nfa, start, final = _search(parse_pattern(pattern))
@@ -594,7 +595,7 @@ def pattern_dfa(pattern: str) -> DFA:
     return result
 
 
-@lru_cache(256)
+@memo
 def _subsets(pattern: str) -> Subsets:
     nfa, start, final = _search(parse_pattern(pattern))
     return Subsets(nfa, start, [final])
@@ -776,7 +777,7 @@ def _case_pairs() -> list[tuple[int, tuple[int, ...]]]:
     return sorted((code, tuple(family)) for family in families.values() for code in family if len(family) > 1)
 
 
-@lru_cache(1024)
+@lru_cache(64)
 def fold(ranges: Ranges) -> Ranges:
     """The set with every character's other cases."""
     extra: list[tuple[int, int]] = []

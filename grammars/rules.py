@@ -164,7 +164,7 @@ def _item(item: Item, prefix: str) -> str:
     return f"{body}{{{item.min},{item.max}}}"
 
 
-@lru_cache(16_384)
+@lru_cache(4_096)
 def _chars(ranges: tuple[tuple[int, int], ...]) -> str:
     """A class, as what it leaves out where that is shorter: the sampler looks at every part of a class.
 

@@ -28,6 +28,7 @@ from .automata import (
     strings,
 )
 from .limits import LimitExceeded
+from .memo import memo
 from .rules import Chars, Grammar, Item, Lit, Ref, Repeat, Rule, Sequence, repeat
 
 
@@ -75,7 +76,7 @@ def _hex_digits(values: list[int]) -> Chars:
     return Chars(char_set([(code, code) for value in values for code in _HEX[value]]))
 
 
-@lru_cache(4096)
+@lru_cache(1024)
 def _split(chars: Ranges, escaped: Ranges) -> tuple[Ranges, tuple[int, ...]]:
     """The characters that stand raw, and the code points that need an escape."""
     inside: list[int] = []
@@ -289,7 +290,7 @@ class _Named(Grammar):
         return f"{self.name}-{self._count}"
 
 
-@lru_cache(256)
+@memo
 def _template(language: DFA, spelling: Spelling) -> tuple[dict[str, Rule], Sequence]:
     """The rules of a language that has a name, the same in every grammar, and the sequence that leads into them."""
     assert language.name is not None
@@ -473,13 +474,13 @@ def bounded(language: DFA, least: int = 0, most: int | None = None) -> DFA:
     return intersect(language, any_string(least, most))
 
 
-@lru_cache(256)
+@memo
 def without(names: frozenset[str]) -> DFA:
     """Every text but these."""
     return difference(ALL, strings(names))
 
 
-@lru_cache(256)
+@memo
 def up_to(language: DFA, marker: str) -> DFA:
     """Texts of `language` followed by `marker`, which occurs nowhere earlier: text that ends at a closing marker."""
     fail = [0] * (len(marker) + 1)  # Knuth, Morris and Pratt: longest proper border of each prefix

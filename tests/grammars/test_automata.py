@@ -32,6 +32,7 @@ from grammars.automata import (
     union,
 )
 from grammars.limits import LimitExceeded
+from grammars.memo import Memo
 
 WORDS = ["".join(letters) for n in range(5) for letters in itertools.product("ab", repeat=n)]
 
@@ -165,3 +166,24 @@ def test_joint_states_part_all_texts() -> None:
     parts = joint(machines)
     for word in WORDS:
         assert sum(prefix.accepts(word) for _, prefix in parts) == 1
+
+
+def test_what_is_remembered_stays_within_its_budget() -> None:
+    memo = Memo(100)
+    calls = []
+
+    @memo
+    def chain(length: int) -> DFA:
+        calls.append(length)
+        return literal("a" * length)
+
+    for length in (10, 10, 20, 10, 30):
+        chain(length)
+    assert calls == [10, 20, 30] and memo.weight <= 100
+    chain(10)
+    chain(20)
+    assert calls == [10, 20, 30, 20]  # the 20 was the least recently used
+    chain(1000)
+    assert memo.weight > 100  # the last one is always kept
+    chain(1)
+    assert memo.weight <= 100
