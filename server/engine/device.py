@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from server.engine import llama
 
@@ -23,7 +24,7 @@ class DeviceReport:
     gpus: tuple[Gpu, ...]
     """NVIDIA GPUs, through their driver; empty where there is no driver."""
     cores: int
-    """CPU cores this process may use."""
+    """Physical CPU cores this process may use."""
     memory: int
     """Bytes of RAM."""
 
@@ -39,10 +40,18 @@ def device_report() -> DeviceReport:
 
 
 def cores() -> int:
-    """CPU cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Physical CPU cores this process may use: two hyperthreads share the units that inference keeps busy."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    cpus = os.sched_getaffinity(0)
+    siblings = set()
+    for cpu in cpus:
+        try:
+            text = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
+        except OSError:
+            return len(cpus)
+        siblings.add(text.strip())
+    return len(siblings)
 
 
 def _gpus() -> tuple[Gpu, ...]:

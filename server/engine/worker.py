@@ -176,9 +176,10 @@ class Worker:
         if result == llama.OK:
             for sequence, tokens in plan:
                 sequence.past += tokens
-            logits = self._context.logits(len(due))
-            for row, sequence in enumerate(due):
-                self._advance(sequence, logits[row])
+            if due:
+                logits = self._context.logits(len(due))
+                for row, sequence in enumerate(due):
+                    self._advance(sequence, logits[row])
         elif result == llama.NO_SLOT:
             self._make_room()
         elif result != llama.ABORTED:  # after an abort memory is as before: the next step does it again
