@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from grammars import Compiled
 from server.chat.arguments import Arguments
-from server.chat.format import ARGUMENTS, NAME, Calls, Format, Slot
-from server.chat.gbnf import Gbnf, choice, quote, sequence, unlike
+from server.chat.format import AGAIN, ARGUMENTS, NAME, Calls, Format, Slot
+from server.chat.gbnf import ANY, Gbnf, choice, quote, sequence, unlike
 from server.engine.messages import Constraint
 
 _STRING = r"""string ::= "\"" char* "\""
@@ -35,7 +35,7 @@ def constraint(
     if not tools and answer is None:
         return None
     write = _Writer(format, Gbnf(tokens), lead, single)
-    if tools and not required and answer is None and not format.forced and not format.calls[0].anchored:
+    if tools and not required and answer is None and not (format.forced or format.framed or format.calls[0].anchored):
         return write.from_marker(tools)
     return write.from_start(tools, required, answer)
 
@@ -65,7 +65,7 @@ class _Writer:
         """The whole output: thinking where the format has it, then calls or an answer."""
         ways = [self._calls(self._format.calls[0], tools, "calls")] if tools else []
         if not tools or not required:
-            ways.append(self._answer(answer, framed=bool(tools) and self._format.forced))
+            ways.append(self._answer(answer, forced=bool(tools) and self._format.forced))
         return Constraint(self._gbnf.text(sequence([self._thought(), choice(ways)])))
 
     @property
@@ -75,20 +75,18 @@ class _Writer:
     def _calls(self, calls: Calls, tools: Mapping[str, Arguments], name: str, marker: str | None = None) -> str:
         """The turn's calls, from the first marker to the end."""
         gbnf = self._gbnf
-        many = sequence([gbnf.literal(calls.between), f"{name}-call"])
+        opened = self._lead if calls.call[0] == self._lead else ""
+        many = sequence([gbnf.literal(calls.between + opened), f"{name}-call"])
         repeat = f"({many}){{0,{calls.most - 1}}}" if calls.most > 1 and not self._single else ""
         begin = self._opening(calls.begin, marker) if calls.begin else ""
         gbnf.add_rule(name, sequence([begin, f"{name}-call", repeat, gbnf.literal(calls.end)]))
         at = calls.call.index(NAME)
         before = [self._part(calls, part) for part in calls.call[:at]]
         if before and not calls.begin:
-            before[0] = self._opening(str(calls.call[0]), marker)
+            before[0] = "" if opened else self._opening(str(calls.call[0]), marker)
         named = []
         for index, (tool, arguments) in enumerate(tools.items()):
-            after = [
-                arguments.write(gbnf, f"{name}-t{index}-") if part is ARGUMENTS else self._part(calls, part)
-                for part in calls.call[at + 1 :]
-            ]
+            after = [self._after(calls, part, tool, arguments, f"{name}-t{index}-") for part in calls.call[at + 1 :]]
             named.append(sequence([quote(tool), *after]))
         gbnf.add_rule(f"{name}-call", sequence([*before, choice(named)]))
         return name
@@ -96,31 +94,39 @@ class _Writer:
     def _part(self, calls: Calls, part: str | Slot) -> str:
         return calls.id if isinstance(part, Slot) else self._gbnf.literal(part)
 
+    def _after(self, calls: Calls, part: str | Slot, tool: str, arguments: Arguments, prefix: str) -> str:
+        if part is ARGUMENTS:
+            return arguments.write(self._gbnf, prefix)
+        return quote(tool) if part is AGAIN else self._part(calls, part)
+
+    def _first(self, text: str) -> str:
+        """The literal an output begins with: what of it the prompt has written already is left out."""
+        return self._gbnf.literal(text.removeprefix(self._lead))
+
     def _opening(self, text: str, marker: str | None) -> str:
-        """The literal that calls begin with. Models differ in the white space around the marker."""
-        body = text.strip()
+        """The literal that calls begin with; the marker the engine looks for stands in it as text."""
         if marker is None:
             return self._gbnf.literal(text)
-        space = text[len(text.rstrip()) :]
-        return sequence(
-            [quote(body) if body == marker else self._gbnf.literal(body), f"({quote(space)})?" if space else ""]
-        )
+        return sequence([quote(marker), self._gbnf.literal(text[text.index(marker) + len(marker) :])])
 
-    def _answer(self, answer: Compiled | None, *, framed: bool) -> str:
+    def _answer(self, answer: Compiled | None, *, forced: bool) -> str:
         """JSON or text, in the format's frame where it has one."""
         gbnf, frames = self._gbnf, self._format.text
         if answer is not None:
             gbnf.add(answer.rules("answer-"))
-        if framed:
+        if forced:
             if answer is None:
                 gbnf.add(_STRING)
             body = "string" if answer is None else "answer-root"
             return sequence([gbnf.literal(frames[0].open), body, gbnf.literal(frames[0].close)])
+        if answer is None and self._format.framed:
+            return sequence([self._first(frames[0].open), f"{ANY}*"])
         if answer is None:
             gbnf.add(unlike("answer", str(self._format.calls[0].opening[0])))
             return "answer"
         if frames and not self._format.forced:
-            return sequence([gbnf.literal(frames[0].open), "answer-root", f"({gbnf.literal(frames[0].close)})?"])
+            close = gbnf.literal(frames[0].close)
+            return sequence([self._first(frames[0].open), "answer-root", f"({close})?" if close else ""])
         return "answer-root"
 
     def _thought(self) -> str:

@@ -18,9 +18,11 @@ class Slot(Enum):
     NAME = "name"
     ID = "id"
     ARGUMENTS = "arguments"
+    AGAIN = "again"
+    """The name once more."""
 
 
-NAME, ID, ARGUMENTS = Slot
+NAME, ID, ARGUMENTS, AGAIN = Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,26 @@ class Tagged:
         return table.get(kind, table.get("other", self.named))
 
 
-Syntax = Json | Tagged
+@dataclass(frozen=True, slots=True)
+class Literals:
+    """Arguments as a row of key `pair` value; values as literals of a notation that is almost JSON, at every depth.
+
+    Strings stand between `quote`: with escapes where that is `"`, raw otherwise. Keys inside objects are strings,
+    or bare where `bare_keys`. `words`: null, true and false.
+    """
+
+    pair: str
+    comma: str
+    colon: str
+    quote: str
+    words: tuple[str, str, str]
+    bare_keys: bool
+
+
+PYTHON = Literals("=", ", ", ": ", '"', ("None", "True", "False"), bare_keys=False)
+"""Keyword arguments of a Python call."""
+
+Syntax = Json | Tagged | Literals
 
 Types = Mapping[str, tuple[str, ...]]
 """The JSON types each argument may have; they decide how a raw value is decoded. Any type where it is not named."""
@@ -101,13 +122,17 @@ class Format:
     """One family's way to write.
 
     A template is of this format where it, together with a sample of what it renders, contains all strings of one of
-    the `signs` and none of `unlike`. `calls` are spellings of
-    the calls: the first is the one we ask for, the others are what the family's models also write. `forced`: models
-    do not know this format; only the grammar makes them write it, framed from the first character on, and where
-    nothing constrains them they write plain text. `noise` are markers that carry nothing. `next`: what stands between
-    a finished block and the following one. `wants_thinking`: within a loop of tool calls its models expect their own
-    reasoning back, which the wire cannot carry. `ids`: the shape of call ids in a history, with `{name}`, `{index}`
-    (within the conversation) and `{short}` (nine letters and digits); empty: any id will do.
+    the `signs` and none of `unlike`. `calls` are spellings of the calls: the first is the one we ask for, the others
+    are what the family's models also write.
+
+    `forced`: models do not know this format; only the grammar makes them write it, framed from the first character
+    on, and where nothing constrains them they write plain text. `framed`: its models do, too, of themselves. `noise`
+    are markers that carry nothing. `next`: what stands between a finished block and the following one. `lead`: where
+    the prompt ends in this text, the output is read as if it began with it.
+
+    `wants_thinking`: within a loop of tool calls its models expect their own reasoning back, which the wire cannot
+    carry. `ids`: the shape of call ids in a history, with `{name}`, `{index}` (within the conversation) and `{short}`
+    (nine letters and digits); empty: any id will do.
     """
 
     name: str
@@ -117,10 +142,10 @@ class Format:
     thinking: Frame | None = None
     text: tuple[Frame, ...] = ()
     forced: bool = False
+    framed: bool = False
     noise: tuple[str, ...] = ()
     next: str = ""
     lead: str = ""
-    """Where the prompt ends in this text, the output is read as if it began with it."""
     wants_thinking: bool = False
     ids: str = ""
 
@@ -134,4 +159,6 @@ class Format:
             if isinstance(calls.syntax, Tagged):
                 texts += [calls.syntax.open, calls.syntax.close, calls.syntax.named]
                 texts += [text for _, text in calls.syntax.typed]
+            elif isinstance(calls.syntax, Literals):
+                texts.append(calls.syntax.quote)
         return frozenset(filter(None, map(str.strip, texts)))

@@ -16,7 +16,8 @@ from functools import lru_cache
 from typing import Literal, TypeVar
 
 from server.chat.events import BlockDelta, BlockEnd, BlockEvent, BlockKind, BlockStart
-from server.chat.format import ANY_TYPE, ARGUMENTS, NAME, Calls, Format, Frame, Slot, Tagged, Types
+from server.chat.format import AGAIN, ANY_TYPE, ARGUMENTS, NAME, Calls, Format, Frame, Literals, Slot, Tagged, Types
+from server.chat.spell import json_type
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
@@ -27,8 +28,10 @@ _SPACE = re.compile(r"\s*")
 _OUTSIDE = re.compile(r'["{}\[\]]')
 _INSIDE = re.compile(r'["\\]')
 _PLAIN = re.compile(r'[^"\\]+')
+_PLAIN_SINGLE = re.compile(r"[^'\\]+")
+_BARE = re.compile(r"[^\s,\])}\[({:]*\s*")
 _CLOSER = {"{": "}", "[": "]"}
-_ESCAPES = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+_ESCAPES = {'"': '"', "'": "'", "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 
 
 class MalformedOutput(Exception):
@@ -184,14 +187,18 @@ class Parser:
         yield
 
     def _until(self, markers: Sequence[str], emit: Callable[[str], None]) -> Steps[str | None]:
-        """Emits text up to the first of the markers and returns that one, or None where the output ends first."""
+        """Emits text up to the first of the markers and returns that one, or None where the output ends first.
+
+        Of markers that begin together the longest counts, so one that may still become another is waited for.
+        """
         pattern = _alternatives(tuple(markers))
         while True:
             match = pattern.search(self._buffer, self._at) if markers else None
-            if match and not self._ended and self._may_grow(match.start(), markers):
-                yield
-                continue
-            end = match.start() if match else len(self._buffer) - (0 if self._ended else self._partial(markers))
+            open = len(self._buffer) if self._ended else self._partial(markers)
+            if match and open > match.start():
+                end = match.start()
+            else:
+                match, end = None, open
             if end > self._at:
                 emit(self._buffer[self._at : end])
             self._at = match.end() if match else end
@@ -199,17 +206,15 @@ class Parser:
                 return match.group() if match else None
             yield
 
-    def _may_grow(self, start: int, markers: Sequence[str]) -> bool:
-        """Whether the marker found here may turn out to be the beginning of a longer one."""
-        text = self._buffer[start : start + max(map(len, markers))]
-        return any(len(marker) > len(text) and marker.startswith(text) for marker in markers)
-
     def _partial(self, markers: Sequence[str]) -> int:
-        """How many characters at the end of the buffer may begin a marker."""
+        """Where the text that may become a marker, or a longer one, begins: the end of the buffer where none does."""
         size = min(max(map(len, markers), default=1) - 1, len(self._buffer) - self._at)
-        while size > 0 and not any(marker.startswith(self._buffer[-size:]) for marker in markers):
+        while size > 0:
+            tail = self._buffer[-size:]
+            if any(len(marker) > size and marker.startswith(tail) for marker in markers):
+                break
             size -= 1
-        return size
+        return len(self._buffer) - size
 
     def _choose(self, literals: Sequence[str]) -> Steps[int | None]:
         """Reads the one of the literals that stands here and returns its index; None where none does."""
@@ -243,13 +248,13 @@ class Parser:
                 return self._buffer[start:end]
             yield from self._more()
 
-    def _recognised(self, parts: Sequence[str | Slot], behind: str = "") -> Steps[bool]:
-        """Whether a call stands here, as far as its arguments; reads nothing. Where tools are offered, to one of them.
+    def _recognised(self, calls: Calls, behind: str = "") -> Steps[bool]:
+        """Whether a call begins here, as far as its arguments; reads nothing. Where tools are offered, to one of them.
 
         `behind`: what of it has been read. What is cut short before the arguments is no call.
         """
         while True:
-            seen = _call_stands(behind + self._buffer[self._at :], 0, parts, self._spec.tools)
+            seen = _call_stands(behind + self._buffer[self._at :], calls, self._spec.tools)
             if seen is not None or self._ended:
                 return bool(seen)
             yield
@@ -267,7 +272,7 @@ class Parser:
             yield from self._framed(format)
             return
         for calls in format.calls if spec.calls != "ignored" else ():
-            if (format.forced or calls.anchored) and (yield from self._recognised(calls.opening)):
+            if (format.forced or calls.anchored) and (yield from self._recognised(calls)):
                 if spec.calls == "refused":
                     raise MalformedOutput("a call where none is allowed")
                 yield from self._expect(str(calls.opening[0]))
@@ -305,16 +310,19 @@ class Parser:
                 yield from self._thinking(thinking[marker])
             elif marker in text:
                 self._cut()
-                yield from self._until([text[marker].close], self._say_text)
-                self._cut()
+                if text[marker].close:
+                    yield from self._until([text[marker].close], self._say_text)
+                    self._cut()
             elif marker in format.noise:
                 self._cut()
+            elif spec.calls == "allowed" and not format.framed:
+                yield from self._section(calls[marker])
+            elif not (yield from self._recognised(calls[marker], marker)):
+                self._say_text(marker)
             elif spec.calls == "allowed":
                 yield from self._section(calls[marker])
-            elif (yield from self._recognised(calls[marker].opening, marker)):
-                raise MalformedOutput("a call where none is allowed")
             else:
-                self._say_text(marker)
+                raise MalformedOutput("a call where none is allowed")
         if self._space and not self._trim:
             if self._open != "text":
                 self._start("text")
@@ -332,18 +340,19 @@ class Parser:
         between = calls.between.strip()
         while True:
             yield from self._call(calls, parts)
-            if not calls.end:
-                return
+            if not calls.begin:
+                return  # the next call, if any, has a marker of its own
             following = between or str(calls.call[0])
-            choice = yield from self._choose([calls.end, following])
-            if choice is None:
+            choice = yield from self._choose([following, *filter(None, [calls.end])])
+            if choice is None and calls.end:
                 yield from self._wrong("a call is not followed by another or by the end of the calls")
-            if choice == 0:
+            if choice != 0:
                 return
             parts = calls.call if between else calls.call[1:]
 
     def _call(self, calls: Calls, parts: Sequence[str | Slot]) -> Steps[None]:
         types: Types = {}
+        name = ""
         rest = iter((*parts, ""))
         for part in rest:
             if part is NAME:
@@ -353,10 +362,16 @@ class Parser:
                 types = self._spec.tools[name]
                 self._start("toolCall", name)
             elif part is ARGUMENTS:
-                if isinstance(calls.syntax, Tagged):
-                    yield from self._elements(calls.syntax, types, str(next(rest)))
-                else:
-                    yield from self._object()
+                match calls.syntax:
+                    case Tagged() as tags:
+                        yield from self._elements(tags, types, str(next(rest)))
+                    case Literals() as notation:
+                        yield from self._pairs(notation, types, str(next(rest)))
+                    case _:
+                        yield from self._object()
+            elif part is AGAIN:
+                if (yield from self._word()) != name:
+                    raise MalformedOutput("a call names two tools")
             elif isinstance(part, Slot):
                 yield from self._word()
             else:
@@ -418,7 +433,7 @@ class Parser:
             raise _Ended
         text = "".join(read)
         value = _value(text)
-        if value is not _NOTHING and _type(value) in types and _type(value) != "string":
+        if value is not _NOTHING and json_type(value) in types and json_type(value) != "string":
             self._delta(text.strip())
         elif "string" in types:
             self._delta(json.dumps(text, ensure_ascii=False))
@@ -429,6 +444,98 @@ class Parser:
 
     def _say_string(self, text: str) -> None:
         self._delta(json.dumps(text, ensure_ascii=False)[1:-1])
+
+    # Arguments as literals
+
+    def _pairs(self, notation: Literals, types: Types, after: str) -> Steps[None]:
+        """`key=value, …` up to and with the literal that follows."""
+        self._delta("{")
+        seen: set[str] = set()
+        while (yield from self._choose([after])) is None:
+            if seen and (yield from self._choose([notation.comma])) is None:
+                yield from self._wrong("the arguments of a call are not written as their format has them")
+            if seen and (yield from self._choose([after])) is not None:
+                break  # a comma at the end
+            key = yield from self._bare_key(notation.pair)
+            if key in seen:
+                raise MalformedOutput("a call names an argument twice")
+            self._delta(f"{', ' if seen else ''}{json.dumps(key, ensure_ascii=False)}: ")
+            seen.add(key)
+            yield from self._literal_value(notation, types.get(key, ANY_TYPE))
+        self._delta("}")
+
+    def _bare_key(self, colon: str) -> Steps[str]:
+        read: list[str] = []
+        if (yield from self._until([colon.strip()], read.append)) is None:
+            raise _Ended
+        return "".join(read).strip()
+
+    def _literal_value(self, notation: Literals, types: Sequence[str] = ANY_TYPE) -> Steps[None]:
+        yield from self._skip_space()
+        if self._at == len(self._buffer):
+            raise _Ended
+        quotes = [notation.quote] if notation.quote != '"' else ['"', "'"]
+        quote = yield from self._choose(quotes)
+        if quote is not None:
+            yield from self._quoted(quotes[quote])
+            return
+        opening = self._buffer[self._at]
+        if opening in "[{":
+            self._at += 1
+            yield from self._items(notation, opening)
+            return
+        word = yield from self._bare_word()
+        self._delta(_word(notation, word, types))
+
+    def _quoted(self, quote: str) -> Steps[None]:
+        self._delta('"')
+        if quote in ("'", '"'):
+            yield from self._python_string(quote)
+        elif (yield from self._until([quote], self._say_string)) is None:
+            raise _Ended
+        self._delta('"')
+
+    def _python_string(self, quote: str) -> Steps[None]:
+        """The inside of a Python string literal, as the inside of a JSON string."""
+        while True:
+            text, self._at, waiting = _decode(self._buffer, self._at, quote)
+            self._say_string(text)
+            if not waiting:
+                return
+            yield from self._more()
+
+    def _items(self, notation: Literals, opening: str) -> Steps[None]:
+        """What stands between brackets or braces, the opening one read."""
+        closing = _CLOSER[opening]
+        self._delta(opening)
+        first = True
+        while (yield from self._choose([closing])) is None:
+            if not first:
+                if (yield from self._choose([notation.comma])) is None:
+                    yield from self._wrong("a list or an object is not written as its format has it")
+                if (yield from self._choose([closing])) is not None:
+                    break
+                self._delta(", ")
+            first = False
+            if opening == "{":
+                if notation.bare_keys:
+                    key = yield from self._bare_key(notation.colon)
+                    self._delta(json.dumps(key, ensure_ascii=False))
+                else:
+                    yield from self._literal_value(notation, ("string",))
+                    yield from self._expect(notation.colon)
+                self._delta(": ")
+            yield from self._literal_value(notation)
+        self._delta(closing)
+
+    def _bare_word(self) -> Steps[str]:
+        while True:
+            word = _BARE.match(self._buffer, self._at)
+            end = word.end() if word else self._at
+            if end < len(self._buffer):
+                self._at, start = end, self._at
+                return self._buffer[start:end].strip()
+            yield from self._more()
 
     # JSON
 
@@ -476,16 +583,20 @@ class Parser:
             yield from self._more()
 
 
-def _decode(text: str, at: int) -> tuple[str, int, bool]:
-    """The inside of a JSON string from `at` on: what is certain of it, where that ends, and whether more is needed."""
+def _decode(text: str, at: int, quote: str = '"') -> tuple[str, int, bool]:
+    """The inside of a string from `at` on: what is certain of it, where that ends, and whether more is needed.
+
+    Between `"` as JSON has it, between `'` as Python does; a few of Python's escapes hold in both.
+    """
     out: list[str] = []
+    pattern = _PLAIN if quote == '"' else _PLAIN_SINGLE
     while at < len(text):
-        plain = _PLAIN.match(text, at)
+        plain = pattern.match(text, at)
         if plain:
             out.append(plain.group())
             at = plain.end()
             continue
-        if text[at] == '"':
+        if text[at] == quote:
             return "".join(out), at + 1, False
         kind = text[at + 1 : at + 2]
         if kind == "u":
@@ -558,11 +669,13 @@ def _may_become(text: str, at: int, literal: str) -> bool:
     return whole or end == len(text)
 
 
-def _call_stands(text: str, at: int, parts: Sequence[str | Slot], tools: Mapping[str, Types]) -> bool | None:
-    """Whether a call stands at `at`, as far as its arguments. None: more text must tell."""
-    for part in parts:
+def _call_stands(text: str, calls: Calls, tools: Mapping[str, Types]) -> bool | None:
+    """Whether the text begins with a call, as far as the beginning of its arguments. None: more text must tell."""
+    at = 0
+    for index, part in enumerate(calls.opening):
         if part is ARGUMENTS:
-            return True
+            after = str(calls.opening[index + 1]) if index + 1 < len(calls.opening) else ""
+            return _arguments_stand(text, at, calls, after)
         if isinstance(part, Slot):
             space = _SPACE.match(text, at)
             word = _WORD.match(text, space.end() if space else at)
@@ -576,6 +689,31 @@ def _call_stands(text: str, at: int, parts: Sequence[str | Slot], tools: Mapping
             if not whole:
                 return None if at == len(text) else False
     return True
+
+
+def _arguments_stand(text: str, at: int, calls: Calls, after: str) -> bool | None:
+    match calls.syntax:
+        case Tagged() as tags:
+            openings = [tags.open, after]
+        case Literals():
+            return True
+        case _:
+            openings = ["{"]
+    if any(_literal(text, at, opening) is not None for opening in openings):
+        return True
+    return None if any(_may_become(text, at, opening) for opening in openings) else False
+
+
+def _word(notation: Literals, word: str, types: Sequence[str]) -> str:
+    """The JSON of a bare word: a number, one of the notation's (or JSON's) names, or a string where only that fits."""
+    if types == ("string",):
+        return json.dumps(word, ensure_ascii=False)
+    for names in (notation.words, ("null", "true", "false")):
+        if word in names:
+            return ("null", "true", "false")[names.index(word)]
+    if _value(word) is _NOTHING:
+        raise MalformedOutput("an argument of a call is no literal")
+    return word
 
 
 _NOTHING = object()
@@ -592,18 +730,3 @@ def _value(text: str) -> object:
 
 def _no_constant(name: str) -> object:
     raise ValueError(name)
-
-
-def _type(value: object) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int() | float():
-            return "number"
-        case str():
-            return "string"
-        case dict():
-            return "object"
-    return "array"

@@ -91,13 +91,20 @@ class Model:
                 json=json,
                 lead=lead,
             ),
-            checked_tools=frozenset(name for name, given in callable_tools.items() if given.checked),
+            checked_tools=frozenset(
+                # A framed format's text may run into a call that no grammar has seen.
+                name
+                for name, given in callable_tools.items()
+                if given.checked or self.format.framed
+            ),
         )
 
     def _lead(self, prompt: Text) -> str:
-        """What of the prompt's end belongs to the output: thinking that the template has opened."""
+        """What of the prompt's end belongs to the output: thinking that the template has opened, or a frame."""
         thinking, end = self.format.thinking, prompt[-200:].rstrip()
-        return thinking.open if thinking and end.endswith(thinking.open.strip()) else ""
+        if thinking and end.endswith(thinking.open.strip()):
+            return thinking.open
+        return self.format.lead if self.format.lead and end.endswith(self.format.lead) else ""
 
 
 @lru_cache(maxsize=8)

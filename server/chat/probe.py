@@ -42,11 +42,15 @@ class Traits:
     arguments: Literal["object", "string"] | None
     """How a call's arguments are given, where calls are rendered."""
     beside: bool
-    """Text beside calls in one turn is rendered."""
+    """Text beside calls in one turn is rendered, and stays when the conversation goes on."""
+    apart: bool
+    """So is text in a turn of its own before that of the calls."""
     parallel: bool
     """Several calls in one turn are rendered."""
     results: bool
     """Results of tools are rendered in turns of their own."""
+    answered: bool
+    """A user turn may follow results at once."""
     sample: str
     """What the template makes of a catalogue, a call and its result."""
 
@@ -84,12 +88,22 @@ class _Probes:
             adjacent=self.shows([self.turn("user", _OTHER), user], _OTHER, _USER),
             tools=self.shows([user], _USER, _TOOL, tools=True),
             arguments=given,
-            beside=self.shows([user, self.called(arguments, text=_REPLY), result], _REPLY, _VALUE, tools=True),
+            beside=self.shows(
+                [user, self.called(arguments, text=_SYSTEM), result, reply, user], _SYSTEM, _VALUE, _REPLY, tools=True
+            ),
+            apart=self.shows(
+                [user, self.turn("assistant", _SYSTEM), self.called(arguments), result, reply, user],
+                *(_SYSTEM, _VALUE, _REPLY),
+                tools=True,
+            ),
             parallel=given is not None
             and self.shows([user, self.called(arguments, other), result, self.result("2")], _VALUE, _OTHER, tools=True),
             results=given is not None
             and self.shows([user, self.called(arguments), result], _VALUE, _RESULT, tools=True)
             and self.shows([user, self.called(arguments), result, reply, user], _RESULT, _REPLY, tools=True),
+            answered=self.shows(
+                [user, self.called(arguments), result, self.turn("user", _OTHER)], _RESULT, _OTHER, tools=True
+            ),
             sample=self.render([user, self.called(arguments, other), result], tools=True)
             or self.render([user, self.called(arguments), result], tools=True)
             or self.render([user], tools=True),

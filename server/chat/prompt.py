@@ -16,7 +16,7 @@ from server.chat.conversation import Conversation
 from server.chat.format import Format
 from server.chat.probe import Traits, call, turn
 from server.chat.spell import spell, to_json
-from server.chat.template import Template
+from server.chat.template import Template, TemplateError
 from server.chat.text import Text, content, join
 from server.wire.records import Message, NamedTool, TextPart, Tool, ToolCallPart, ToolChoice
 
@@ -36,6 +36,16 @@ class _Turn:
 def write_prompt(template: Template, traits: Traits, format: Format, conversation: Conversation) -> Text:
     """The prompt of this conversation. Raises `TemplateError` where the template refuses it."""
     native = traits.tools and not format.forced
+    try:
+        return _write(template, traits, format, conversation, native)
+    except TemplateError:
+        if not (native and conversation.tools):
+            raise
+        # Some templates read no more of a schema than the simplest; ours is told as it is.
+        return _write(template, traits, format, conversation, native=False)
+
+
+def _write(template: Template, traits: Traits, format: Format, conversation: Conversation, native: bool) -> Text:
     turns = list(_Writer(traits, format).turns(conversation.messages))
     if conversation.tools and not native:
         turns = _with_system(_catalogue(format, conversation), turns)
@@ -76,10 +86,16 @@ class _Writer:
             results = {result.tool_call_id or "": _result_text(result) for result in messages[at : at + len(calls)]}
             at += len(calls) if results else 0
             after = messages[at] if at < len(messages) else None
-            if not results or (self._native and self._traits.results):
-                yield from self._exchange(text_of(message), calls, results)
+            native = (
+                self._native
+                and self._traits.results
+                and self._carries(text_of(message))
+                and (after is None or after.role != "user" or self._traits.answered)
+            )
+            if native or not results:
+                yield from self._exchange(text_of(message), calls, results, native=native)
                 continue
-            yield from self._exchange(text_of(message), calls, {})
+            yield from self._exchange(text_of(message), calls, {}, native=False)
             told = to_json(
                 {"tool_results": [{"name": part.name, "content": results[part.tool_call_id]} for part in calls]}
             )
@@ -88,10 +104,16 @@ class _Writer:
                 at += 1
             yield _Turn("user", told)
 
-    def _exchange(self, text: str, calls: Sequence[ToolCallPart], results: Mapping[str, str]) -> Iterator[_Turn]:
+    def _carries(self, text: str) -> bool:
+        """Whether text can stand with calls."""
+        return not text or self._traits.beside or self._traits.apart
+
+    def _exchange(
+        self, text: str, calls: Sequence[ToolCallPart], results: Mapping[str, str], *, native: bool
+    ) -> Iterator[_Turn]:
         """An assistant's turn with calls, and the turns of their results where the template has such."""
         ids = [self._id(part) for part in calls]
-        if not self._native:
+        if not native:
             given = [(part.name, id, part.arguments) for part, id in zip(calls, ids, strict=True)]
             written = spell(self._format.calls[0], given)
             yield _Turn("assistant", join([Text(f"{text}\n"), written]) if text else written)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server.chat.format import ARGUMENTS, NAME, Calls, Json, Slot, Tagged
+from server.chat.format import ARGUMENTS, ID, Calls, Json, Literals, Slot, Tagged
 from server.chat.text import Text, control, join
 
 
@@ -21,7 +21,7 @@ def _part(calls: Calls, part: str | Slot, call: tuple[str, str, Mapping[str, Any
     if part is ARGUMENTS:
         return spell_arguments(calls, arguments)
     if isinstance(part, Slot):
-        return Text(name if part is NAME else id)
+        return Text(id if part is ID else name)
     return control(part)
 
 
@@ -31,12 +31,35 @@ def spell_arguments(calls: Calls, arguments: Mapping[str, Any]) -> Text:
             return Text(to_json(arguments))
         case Tagged() as tags:
             return join(_element(tags, key, value) for key, value in arguments.items())
+        case Literals() as notation:
+            pairs = [join([Text(key), notation.pair, _literal(notation, value)]) for key, value in arguments.items()]
+            return Text(notation.comma).join(pairs)
 
 
 def _element(tags: Tagged, key: str, value: Any) -> Text:
     text = value if isinstance(value, str) else to_json(value)
     named = tags.after_key(json_type(value))
     return join([control(tags.open), Text(key), control(named), Text(text), control(tags.close)])
+
+
+def _literal(notation: Literals, value: Any) -> Text:
+    match value:
+        case str():
+            if notation.quote == '"':
+                return Text(to_json(value))
+            return join([control(notation.quote), Text(value), control(notation.quote)])
+        case None | bool():
+            return Text(notation.words[(None, True, False).index(value)])
+        case Mapping():
+            keys = value if notation.bare_keys else map(to_json, value)
+            pairs = [
+                join([Text(key), notation.colon, _literal(notation, value[name])])
+                for key, name in zip(keys, value, strict=True)
+            ]
+            return join(["{", Text(notation.comma).join(pairs), "}"])
+        case list() | tuple():
+            return join(["[", Text(notation.comma).join([_literal(notation, item) for item in value]), "]"])
+    return Text(to_json(value))
 
 
 def json_type(value: Any) -> str:

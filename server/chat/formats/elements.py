@@ -1,6 +1,6 @@
 """Families that write one element an argument: strings raw, everything else as JSON."""
 
-from server.chat.format import ARGUMENTS, NAME, THINK, Calls, Format, Frame, Tagged
+from server.chat.format import ANY_TYPE, ARGUMENTS, ID, NAME, THINK, Calls, Format, Frame, Tagged
 
 _PARAMETER = Tagged("<parameter=", ">\n", "\n</parameter>\n")
 _KEYS = Tagged("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n")
@@ -124,5 +124,27 @@ FORMATS = (
                 ),
             ),
         ),
+    ),
+    Format(
+        name="kimi-k3",
+        signs=(("<|open|>tools<|sep|>",),),
+        thinking=Frame("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+        text=(Frame("<|open|>response<|sep|>", "<|close|>response<|sep|>"),),
+        noise=("<|close|>message<|sep|>",),
+        calls=(
+            Calls(
+                begin="<|open|>tools<|sep|>",
+                call=('<|open|>call tool="', NAME, '" index="', ID, '"<|sep|>', ARGUMENTS, "<|close|>call<|sep|>"),
+                end="<|close|>tools<|sep|>",
+                id="[0-9]{1,3}",
+                syntax=Tagged(
+                    '<|open|>argument key="',
+                    '" type="string"<|sep|>',
+                    "<|close|>argument<|sep|>",
+                    tuple((kind, f'" type="{kind}"<|sep|>') for kind in ANY_TYPE),
+                ),
+            ),
+        ),
+        wants_thinking=True,
     ),
 )

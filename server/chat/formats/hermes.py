@@ -10,7 +10,7 @@ FORMATS = (
         thinking=THINK,
         calls=(
             Calls(
-                call=('<tool_call>\n{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}\n</tool_call>"),
+                call=("<tool_call>", '\n{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}\n</tool_call>"),
                 between="\n",
             ),
         ),

@@ -70,4 +70,17 @@ FORMATS = (
         ),
         wants_thinking=True,
     ),
+    Format(
+        name="command-r-plus",
+        signs=(("Action:\n```json", "<|CHATBOT_TOKEN|>"),),
+        calls=tuple(
+            Calls(
+                begin=f"{action}[\n    ",
+                call=('{\n        "tool_name": "', NAME, '",\n        "parameters": ', ARGUMENTS, "\n    }"),
+                between=",\n    ",
+                end="\n]```",
+            )
+            for action in ("Action:\n```json\n", "Action: ```json\n")
+        ),
+    ),
 )

@@ -13,7 +13,7 @@ FORMATS = (
         unlike=("<function=", ">>>"),
         calls=(
             Calls(call=('{"name": "', NAME, '", "parameters": ', ARGUMENTS, "}"), anchored=True, most=1),
-            Calls(call=('<|python_tag|>{"name": "', NAME, '", "parameters": ', ARGUMENTS, "}"), most=1),
+            Calls(call=("<|python_tag|>", '{"name": "', NAME, '", "parameters": ', ARGUMENTS, "}"), most=1),
         ),
     ),
 )

@@ -1,6 +1,6 @@
 """Families whose calls stand between control tokens, each call's arguments one JSON object."""
 
-from server.chat.format import ARGUMENTS, ID, NAME, THINK, Calls, Format, Frame
+from server.chat.format import AGAIN, ARGUMENTS, ID, NAME, THINK, Calls, Format, Frame, Tagged
 
 FORMATS = (
     Format(
@@ -65,7 +65,8 @@ FORMATS = (
         calls=(
             Calls(
                 call=(
-                    '<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "',
+                    "<|message_sep|>\n\nfunction call<|role_sep|>",
+                    '\n{"name": "',
                     NAME,
                     '", "arguments": ',
                     ARGUMENTS,
@@ -78,7 +79,7 @@ FORMATS = (
     Format(
         name="gigachat-3.1",
         signs=(("<|function_call|>", "<|message_sep|>"),),
-        calls=(Calls(call=('<|function_call|>{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}"), most=1),),
+        calls=(Calls(call=("<|function_call|>", '{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}"), most=1),),
     ),
     Format(
         name="solar-open",
@@ -123,6 +124,38 @@ FORMATS = (
             ),
         ),
         wants_thinking=True,
+    ),
+    Format(
+        name="functionary-3.2",
+        signs=((">>>all", "<|start_header_id|>"),),
+        framed=True,
+        lead=">>>",
+        text=(Frame(">>>all\n", ""),),
+        calls=(Calls(call=(">>>", NAME, "\n", ARGUMENTS)),),
+    ),
+    Format(
+        name="muse-glimmer",
+        signs=(("<atem:function_calls>",),),
+        framed=True,
+        thinking=Frame(" to=self<|message|>", "<|eom|>"),
+        text=(Frame(" to=user<|message|>", "<|eom|>"),),
+        noise=("<|start|>assistant", "<|eom|>", "<|eot|>"),
+        next="<|start|>assistant",
+        calls=(
+            Calls(
+                call=(
+                    " to=",
+                    NAME,
+                    '<|message|><atem:function_calls>\n<atem:invoke name="',
+                    AGAIN,
+                    '">\n',
+                    ARGUMENTS,
+                    "</atem:invoke>\n</atem:function_calls>",
+                ),
+                between="<|eom|><|start|>assistant",
+                syntax=Tagged('<atem:parameter name="', '">', "</atem:parameter>\n"),
+            ),
+        ),
     ),
     Format(
         name="functionary-3.1",
