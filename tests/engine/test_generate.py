@@ -58,7 +58,7 @@ async def test_text_arrives_while_it_is_generated(model: Model) -> None:
 
 async def test_eight_jobs_stream_together(model: Model) -> None:
     started = time.monotonic()
-    outcomes = await asyncio.gather(*(model.run(model.job(LETTERS, max_tokens=12)) for _ in range(8)))
+    outcomes = await asyncio.gather(*(model.run(model.job(LETTERS, max_tokens=24)) for _ in range(8)))
     assert all(outcome.text.startswith(NEXT) for outcome in outcomes)
     # each has its first text before any has its last
     assert max(o.times[0] for o in outcomes) < min(o.times[-1] for o in outcomes)
