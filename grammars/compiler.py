@@ -18,7 +18,7 @@ from .limits import LimitExceeded
 from .normal import Circular, Normalizer
 from .rules import Rule, cleaned, gbnf
 from .schema import Document, vocabularies, without_validation
-from .spelling import Elements
+from .spelling import Elements, Spelling
 from .spelling import spelling as spelled
 from .validation import Validation
 from .writer import Writer
@@ -110,9 +110,9 @@ def _text(document: Any, keyword: str) -> str:
 
 
 def _compile(text: str, formats: str, style: str, spelling: str | Elements, given: Mapping[str, str]) -> Compiled:
+    """The exact grammar or, where that takes too long or grows too large, a coarse one with more checks."""
     if formats not in ("assert", "annotate") or style not in ("compact", "spaced"):
         raise ValueError("unknown formats or style")
-    limits.start()
     try:
         with _roomy():
             known = vocabularies(json.loads(text), given) if given else None
@@ -120,27 +120,38 @@ def _compile(text: str, formats: str, style: str, spelling: str | Elements, give
                 text = json.dumps(without_validation(json.loads(text)), ensure_ascii=False)
             if known is not None and "format-assertion" in known:
                 formats = "assert"
-            node = _load(text)
-            document = Document(node, {uri: _load(other) for uri, other in given.items()})
-            normal = Normalizer(
-                document,
-                formats=formats,
-                tracking='"unevaluated' in text or any('"unevaluated' in t for t in given.values()),
-            )
-            grammar = Writer(normal, spelled(spelling, style)).write(normal.root())
-            rules, satisfiable = cleaned(grammar.rules)
-            checks = tuple(Check(*check) for check in normal.checks)
-            return Compiled(
-                rules, checks, satisfiable, Validation(text, dict(given), document.dialect, formats == "assert")
-            )
+            request = _Request(text, formats, spelled(spelling, style), given)
+            try:
+                return request.compile(coarse=False)
+            except LimitExceeded as error:
+                if error.limit in ("depth", "subschemas"):
+                    raise
+            return request.compile(coarse=True)
     except Circular as error:
         raise InvalidSchema(error.path, "$ref", "leads back to itself") from None
     except LimitExceeded as error:
         raise UnsupportedSchema("", "", "exceeds a limit", error.limit) from None
     except RecursionError:
         raise UnsupportedSchema("", "", "is nested too deeply", "depth") from None
-    finally:
-        limits.stop()
+
+
+class _Request(NamedTuple):
+    text: str
+    formats: str
+    spelling: Spelling
+    given: Mapping[str, str]
+
+    def compile(self, coarse: bool) -> Compiled:
+        limits.start(limits.SECONDS / 2)
+        texts = (self.text, *self.given.values())
+        document = Document(_load(self.text), {uri: _load(other) for uri, other in self.given.items()})
+        tracking = any('"unevaluated' in text for text in texts)
+        normal = Normalizer(document, formats=self.formats, tracking=tracking, coarse=coarse)
+        grammar = Writer(normal, self.spelling).write(normal.root())
+        rules, satisfiable = cleaned(grammar.rules)
+        checks = tuple(Check(*check) for check in normal.checks)
+        validation = Validation(self.text, dict(self.given), document.dialect, self.formats == "assert")
+        return Compiled(rules, checks, satisfiable, validation)
 
 
 def _load(text: str) -> Any:

@@ -43,6 +43,8 @@ Scope = tuple[Any, ...]
 _ALL_TYPES = frozenset(TYPES)
 _SUBSETS = 4
 """Branches of anyOf whose combinations are told apart where unevaluated* asks which of them held."""
+_COARSE = 8
+"""Object or array shapes of one position in a coarse grammar."""
 _OVERLAPS = 24
 """Object shapes that one branch of oneOf may take when the other branches are subtracted from it."""
 
@@ -56,10 +58,16 @@ class Circular(Exception):
 
 
 class Normalizer:
-    """Normalises the terms of one document. `checks` collects what is left to validation: (path, keyword)."""
+    """Normalises the terms of one document. `checks` collects what is left to validation: (path, keyword).
 
-    def __init__(self, document: Document, *, formats: str, tracking: bool) -> None:
+    `tracking`: the document asks for unevaluated properties or items. `coarse`: whatever needs a negation or many
+    alternatives is left to validation; for schemas whose exact grammar exceeds the limits.
+    """
+
+    def __init__(self, document: Document, *, formats: str, tracking: bool, coarse: bool = False) -> None:
         self.document = document
+        self.coarse = coarse
+        self.alternatives = _COARSE if coarse else limits.ALTERNATIVES
         self.terms = Terms()
         self.texts = Texts(self._judge)
         self.formats = formats == "assert"
@@ -268,9 +276,8 @@ class Normalizer:
             return b
         if b is ANY or a is EMPTY:
             return a
-        wide = (
-            len(a.arrays) * len(b.arrays) > limits.ALTERNATIVES or len(a.objects) * len(b.objects) > limits.ALTERNATIVES
-        )
+        most = self.alternatives
+        wide = len(a.arrays) * len(b.arrays) > most or len(a.objects) * len(b.objects) > most
         if wide:
             self.checks[schema.path if schema else "", keyword] = None
         arrays, objects = a.arrays, a.objects
@@ -456,6 +463,9 @@ class Normalizer:
             return self._any_of(schema, terms)
         if keyword == "oneOf":
             return self._one_of(schema, terms)
+        if self.coarse and keyword in ("not", "if"):
+            self.check(schema, keyword)
+            return ANY
         if keyword == "not":
             return _forget(shape(self.terms.negate(terms[0])))
         if keyword == "if":
@@ -494,6 +504,9 @@ class Normalizer:
                     continue
                 if terms[i] is terms[j]:
                     shape = EMPTY
+                    continue
+                if self.coarse:
+                    self.check(schema, "oneOf")
                     continue
                 outside = _forget(self.shape(self.terms.negate(terms[j])))
                 if (
@@ -552,6 +565,9 @@ class Normalizer:
         if "enum" in node:
             shape = self.meet(shape, self._enumeration(node["enum"]), schema, "enum")
         for name, dependent in self._dependent_schemas(schema, scope):
+            if self.coarse:
+                self.check(schema, "dependentSchemas" if "dependentSchemas" in node else "dependencies")
+                continue
             absent = ANY._replace(objects=(ObjectShape(((name, FALSE),)),))
             present = self.meet(
                 EMPTY._replace(objects=(_having(name),)), self.shape(dependent), schema, "dependentSchemas"
@@ -713,8 +729,9 @@ class Normalizer:
             if props[name] is FALSE:
                 return ()
         least, most = int(node.get("minProperties", 0)), node.get("maxProperties")
-        if least:
-            self.places.setdefault("minProperties", []).append(schema.path)
+        for keyword in _COUNTED:
+            if keyword in node:
+                self.places.setdefault(keyword, []).append(schema.path)
         if most is not None and most < max(least, len(set(required))):
             return ()
         needs: tuple[tuple[str, frozenset[str]], ...] = ()
@@ -930,6 +947,10 @@ class Normalizer:
         return False
 
 
+_COUNTED = (
+    *("additionalProperties", "dependencies", "dependentRequired", "maxProperties"),
+    *("minProperties", "patternProperties", "propertyNames"),
+)
 BASE64 = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _ARRAY_KEYS = frozenset(
     (

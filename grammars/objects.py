@@ -58,7 +58,10 @@ class ObjectWriter:
 
     def write(self) -> tuple[Sequence, ...]:
         shape = self.shape
-        self.others = self._others()
+        try:
+            self.others = self._others()
+        except limits.LimitExceeded as error:
+            self.others = self._widened(error)
         if not shape.required <= set(self.names):
             raise UnsupportedSchema("", "required", "a required name that this syntax cannot spell")
         possible = None if self.others else len(self.names)
@@ -67,9 +70,19 @@ class ObjectWriter:
         if possible is not None and possible < least:
             return ()
         counted = least > required or (most is not None and (possible is None or most < possible))
+        coarse = self.writer.normal.coarse
         if counted or shape.needs or shape.some:
-            return self._counted()
-        if 1 < len(self.names) <= FREE and required < len(self.names):
+            try:
+                if coarse:
+                    raise limits.LimitExceeded("states")
+                return self._counted()
+            except limits.LimitExceeded as error:
+                if error.limit != "states":
+                    raise
+            self.writer.normal.note("minProperties", "maxProperties", "dependentRequired", "dependencies")
+            if shape.some:
+                self.writer.normal.checks["", "not"] = None
+        if 1 < len(self.names) <= FREE and required < len(self.names) and not coarse:
             return self._free()
         return self._ordered()
 
@@ -78,6 +91,18 @@ class ObjectWriter:
         if not shape.layers and shape.names == textsets.ALL and not shape.some:
             return [_Others(None, shape.rest, 0)] if shape.rest is not FALSE else []
         return [_Others(*found) for found in self.writer.normal.name_classes(shape)]
+
+    def _widened(self, error: limits.LimitExceeded) -> list[_Others]:
+        """Undeclared names of all classes together, where telling them apart exceeds a limit."""
+        if error.limit == "seconds":
+            raise error
+        normal = self.writer.normal
+        normal.note("patternProperties", "additionalProperties", "propertyNames")
+        parts = [self.shape.rest]
+        for layer in self.shape.layers:
+            parts.append(normal.terms.any(layer.rest, *(term for _, term in layer.patterns)))
+        every = (1 << len(self.shape.some)) - 1
+        return [_Others(None, normal.terms.all(*parts), every)]
 
     # Members
 
