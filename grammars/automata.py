@@ -311,30 +311,44 @@ def canonical(start: int, accepting: Callable[[int], bool], rows: Sequence[Row])
         return same
 
     def component(states: list[int]) -> None:
-        members = set(states)
-        block = {state: int(accepting(state)) for state in states}
-        count = -1
-        keys: dict[tuple[int, Row], int] = {}
-        while len(keys) != count:
-            count = len(keys)
-            keys = {}
-            fresh = {}
+        block = dict.fromkeys(states, 0)
+        came_from: dict[int, list[int]] = {state: [] for state in states}
+        for state in states:
+            for target in {edge[2] for edge in rows[state]}:
+                if target in came_from:
+                    came_from[target].append(state)
 
-            def name(target: int, block: dict[int, int] = block) -> int:
-                return -3 - block[target] if target in members else merged[target]
+        def name(target: int) -> int:
+            return -3 - block[target] if target in block else merged[target]
 
-            for state in states:
-                key = (block[state], edges(rows[state], name))
-                fresh[state] = keys.setdefault(key, len(keys))
-            block = fresh
+        # Parts are told apart by their edges; when a part is split, the largest piece keeps its number, so that a state
+        # is looked at again only when the piece around it has at least halved (as in Hopcroft's algorithm).
+        parts: list[set[int]] = [set(states)]
+        stale: set[int] = set(states)
+        while stale:
             limits.check()
-        # the edges in `keys` name the blocks of the round before, which are the same blocks under other numbers
-        rename = {before_: fresh_ for (before_, _), fresh_ in keys.items()}
-        blocks: list[tuple[bool, Row]] = [(False, ())] * len(keys)
-        first = {number: state for state, number in reversed(block.items())}
-        for (_, row), number in keys.items():
-            row = tuple([(lo, hi, -3 - rename[-3 - t] if t <= -3 else t) for lo, hi, t in row])
-            blocks[number] = (accepting(first[number]), row)
+            pieces: dict[int, dict[tuple[bool, Row], list[int]]] = {}
+            for state in stale:
+                key = (accepting(state), edges(rows[state], name))
+                pieces.setdefault(block[state], {}).setdefault(key, []).append(state)
+            moved: list[int] = []
+            for number, by_edges in pieces.items():
+                found = sorted(by_edges.values(), key=len)
+                rest = len(parts[number]) - sum(map(len, found))
+                if rest < len(found[-1]):
+                    largest = found.pop()
+                    if rest:
+                        found.append(list(parts[number].difference(largest, *found)))
+                for piece in found:
+                    parts[number].difference_update(piece)
+                    block.update(dict.fromkeys(piece, len(parts)))
+                    parts.append(set(piece))
+                    moved += piece
+            stale = {source for state in moved for source in came_from[state]}
+        blocks = []
+        for part in parts:
+            state = next(iter(part))
+            blocks.append((accepting(state), edges(rows[state], name)))
         if not any(accept or any(t >= 0 for _, _, t in row) for accept, row in blocks):
             merged.update(dict.fromkeys(states, -1))
             return
@@ -854,6 +868,7 @@ class Subsets:
                 if item not in seen:
                     seen.add(item)
                     todo.append(item)
+        self.work += len(seen)
         closure = self._prune(out)
         if not at_start:
             self._closures[key] = closure

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import random
+import time
 
 import pytest
 
@@ -187,3 +188,16 @@ def test_what_is_remembered_stays_within_its_budget() -> None:
     assert memo.weight > 100  # the last one is always kept
     chain(1)
     assert memo.weight <= 100
+
+
+def test_long_cycles_are_merged_in_time_nearly_linear() -> None:
+    for cycle in ["a" * 1000 + "b", "ab" * 500 + "c"]:
+        loop = repeat(literal(cycle), 0, None)
+        assert len(loop) == len(cycle)
+        assert repeat(repeat(literal(cycle), 2, 2), 0, None) != loop
+        assert union(loop, repeat(literal(cycle), 0, 1)) == loop
+    rows = tuple([((97, 97, (state + 1) % 3000),) for state in range(3000)])
+    began = time.process_time()
+    assert len(canonical(0, lambda state: state % 3 != 1, rows)) == 3
+    assert len(canonical(0, lambda state: state != 2500, rows)) == 3000
+    assert time.process_time() - began < 3
