@@ -55,7 +55,7 @@ class Worker:
 
     def __init__(self, connection: socket.socket, spec: ModelSpec, *, repack: bool = True) -> None:
         self._connection = connection
-        self._inbox: queue.SimpleQueue[Submit | Cancel] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[Submit | Cancel] = queue.SimpleQueue()
         self._model = llama.Model(spec.path, gpu_layers=spec.gpu_layers, repack=repack)
         if not self._model.decoder:
             raise llama.LoadError("the model is no causal language model")
@@ -107,24 +107,32 @@ class Worker:
         """Take in frames until the socket closes, which ends the process."""
         while data := self._connection.recv(1 << 16):
             for frame in decoder.feed(data):
-                # Put first, then look: the main thread announces a step first, then looks into the inbox.
-                self._inbox.put(frame)
-                if isinstance(frame, Cancel) and self._flight.cancel(frame.job_id) and not self._model.recurrent:
-                    self._context.abort()  # a running state would be left part-way
+                self.put(frame)
         os._exit(0)
+
+    def put(self, frame: Submit | Cancel) -> None:
+        """Hand a frame to the main thread; stop the step under way where a cancel has made most of it idle."""
+        # Put first, then look: the main thread announces a step first, then looks into the inbox.
+        self.inbox.put(frame)
+        if isinstance(frame, Cancel) and self._flight.cancel(frame.job_id) and not self._model.recurrent:
+            self._context.abort()  # a running state would be left part-way
 
     # --- the main thread
 
     def run(self) -> None:
         while True:
-            self._take_in()
-            while (admitted := self._scheduler.admit()) is not None:
-                self._start(*admitted)
-            self._step()
-            self._report()
+            self.turn()
+
+    def turn(self) -> None:
+        """Take in what has come (wait for it, where there is nothing to do), run one step, say what it brought."""
+        self._take_in()
+        while (admitted := self._scheduler.admit()) is not None:
+            self._start(*admitted)
+        self._step()
+        self._report()
 
     def _take_in(self) -> None:
-        inbox, scheduler = self._inbox, self._scheduler
+        inbox, scheduler = self.inbox, self._scheduler
         idle = not (scheduler.running or scheduler.queue)
         while idle or not inbox.empty():
             frame = inbox.get()
@@ -169,7 +177,7 @@ class Worker:
         count, due = self._fill(plan)
         self._flight = Flight({sequence.job.id: tokens for sequence, tokens in plan})
         self._context.abort(False)
-        if not self._inbox.empty():
+        if not self.inbox.empty():
             return  # perhaps a cancel, come before the reader thread could know of this step: plan again
         result = self._context.decode(self._batch, count)
         self._flight = Flight({})

@@ -1,0 +1,176 @@
+"""The batch loop, turned by hand: what a full cache, an aborted step and memories that cannot be cut do to it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from server.engine import Done, Failed, Job, ModelSpec, Sampling, Segment, Vocab, llama, worker
+from server.engine.protocol import Cancel, Decoder, Step, Submit
+from server.engine.scheduler import Sequence, Slot
+from server.engine.worker import Worker
+from tests.engine.test_generate import LETTERS, NEXT
+
+
+class Bench:
+    """A worker without its process: jobs in, outputs out."""
+
+    def __init__(self, path: Path) -> None:
+        self._ours, theirs = socket.socketpair()
+        self.worker = Worker(theirs, ModelSpec(str(path), slots=3, threads=1), repack=False)
+        self._decoder = Decoder()
+        self.outputs: dict[int, bytes] = {}
+        self.ends: dict[int, Done | Failed] = {}
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        while data := self._ours.recv(1 << 16):
+            for step in self._decoder.feed(data):
+                assert isinstance(step, Step)
+                for job, piece, _ in step.output:
+                    self.outputs[job] = self.outputs.get(job, b"") + piece
+                self.ends.update(step.ended)
+
+    def submit(self, number: int, tokens: array[int], max_tokens: int) -> None:
+        greedy = Sampling(temperature=0)
+        self.worker.put(Submit(Job(number, tokens, greedy, f"scope {number}", deadline=0, max_tokens=max_tokens)))
+
+    def run(self) -> None:
+        self.worker.turn()
+        while self.worker._scheduler.running or self.worker._scheduler.queue:
+            self.worker.turn()
+        self.close()
+
+    def close(self) -> None:
+        """Everything said is read."""
+        self.worker._connection.close()
+        self._reader.join(10)
+        self._ours.close()
+        self.worker._context.close()
+        self.worker._model.close()
+
+
+@pytest.fixture
+def bench(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    """With a KV cache of 256 cells for three sequences of up to 200 tokens."""
+    monkeypatch.setattr(worker, "context_size", lambda spec, model: (200, 256))
+    yield Bench(smollm2)
+
+
+@pytest.fixture
+def letters(vocab: Vocab) -> array[int]:
+    return vocab.tokenize([Segment(LETTERS, control=True)])
+
+
+def test_a_full_cache_lets_the_newest_step_aside(bench: Bench, letters: array[int]) -> None:
+    parked = []
+    park = bench.worker._scheduler.park
+    bench.worker._scheduler.park = lambda: parked.append(park()) or parked[-1]  # type: ignore[method-assign]
+    for number in range(4):
+        bench.submit(number, letters, 80)
+    bench.run()
+    assert [bench.outputs[number].decode() for number in range(4)] == [NEXT * 20] * 4
+    assert {end.output_tokens for end in bench.ends.values() if isinstance(end, Done)} == {80}
+    assert parked  # three sequences of 133 tokens do not fit 256 cells
+
+
+def test_idle_slots_are_forgotten_before_anyone_steps_aside(bench: Bench, letters: array[int]) -> None:
+    bench.submit(1, letters, 40)
+    bench.worker.turn()
+    while bench.worker._scheduler.running:
+        bench.worker.turn()
+    bench.submit(2, letters, 60)
+    bench.submit(3, letters, 60)
+    bench.run()
+    assert bench.outputs[2].decode() == bench.outputs[3].decode() == NEXT * 15
+    assert [end.output_tokens for end in bench.ends.values() if isinstance(end, Done)] == [40, 60, 60]
+
+
+def test_an_aborted_step_is_done_again_for_the_survivors(bench: Bench, letters: array[int]) -> None:
+    bench.submit(1, letters, 24)
+    while 1 not in bench.worker._samplers or bench.worker._scheduler.running[0].output < 4:
+        bench.worker.turn()
+    results = []
+    decode = bench.worker._context.decode
+
+    def cancelled_meanwhile(batch: llama.Batch, count: int) -> int:
+        if count > 1 and not results:
+            bench.worker.put(Cancel(2))
+        results.append(decode(batch, count))
+        return results[-1]
+
+    bench.worker._context.decode = cancelled_meanwhile  # type: ignore[method-assign]
+    bench.submit(2, letters[:40], 1)
+    bench.run()
+    assert results[0] == llama.ABORTED and set(results[1:]) == {llama.OK}
+    assert bench.outputs[1].decode() == NEXT * 6
+    assert 2 not in bench.ends and 2 not in bench.outputs
+
+
+def test_a_small_share_of_a_step_is_no_reason_to_abort(bench: Bench, letters: array[int]) -> None:
+    for number in (1, 2, 3):
+        bench.submit(number, letters, 4)
+    results = []
+    decode = bench.worker._context.decode
+
+    def cancelled_meanwhile(batch: llama.Batch, count: int) -> int:
+        if not results:
+            bench.worker.put(Cancel(3))
+        results.append(decode(batch, count))
+        return results[-1]
+
+    bench.worker._context.decode = cancelled_meanwhile  # type: ignore[method-assign]
+    bench.run()
+    assert set(results) == {llama.OK}
+    assert set(bench.ends) == {1, 2}
+
+
+class Memory:
+    """The memory of a slot, as `Context` shows it."""
+
+    def __init__(self, first: int = 0, cuttable: bool = True) -> None:
+        self.first, self.cuttable = first, cuttable
+        self.cuts: list[int] = []
+
+    def first_position(self, sequence: int) -> int:
+        return self.first
+
+    def remove(self, sequence: int, start: int = -1) -> bool:
+        self.cuts.append(start)
+        return self.cuttable or start == -1
+
+
+@pytest.mark.parametrize(
+    ("held", "prompt", "common", "recurrent", "window", "memory", "kept", "cuts"),
+    [
+        (10, 20, 8, False, 0, Memory(), 8, [8]),
+        (10, 20, 10, False, 0, Memory(), 10, []),
+        (10, 10, 10, False, 0, Memory(), 9, [9]),  # the last token's logits are needed
+        (10, 20, 0, False, 0, Memory(), 0, [-1]),
+        (10, 20, 8, False, 0, Memory(cuttable=False), 0, [8, -1]),
+        (10, 20, 10, True, 0, Memory(), 10, []),
+        (10, 20, 9, True, 0, Memory(), 0, [-1]),  # a running state cannot be cut
+        (10, 10, 10, True, 0, Memory(), 0, [-1]),
+        (900, 950, 890, False, 512, Memory(first=378), 890, [890]),
+        (900, 950, 890, False, 512, Memory(first=379), 0, [-1]),  # the window has lost a token it needs
+        (900, 950, 400, False, 512, Memory(first=1), 0, [-1]),
+        (900, 950, 400, False, 512, Memory(first=0), 400, [400]),
+    ],
+)
+def test_a_prefix_is_kept_only_where_that_is_right(
+    held: int, prompt: int, common: int, recurrent: bool, window: int, memory: Memory, kept: int, cuts: list[int]
+) -> None:
+    stub: Any = SimpleNamespace(_model=SimpleNamespace(recurrent=recurrent, window=window), _context=memory)
+    tokens = array("i", range(prompt))
+    job = Job(1, tokens, Sampling(), "scope", deadline=0)
+    sequence = Sequence(job, Slot(0, tokens=array("i", range(held))), 1, tokens)
+    assert Worker._reuse(stub, sequence, common) == kept
+    assert memory.cuts == cuts
