@@ -33,14 +33,14 @@ PLAIN = union(_UNSIGNED, concat(_MINUS, _UNSIGNED))
 _NATURAL = pattern_dfa("^(?:0|[1-9][0-9]*)$")
 _WHOLE = pattern_dfa(r"^(?:0|[1-9][0-9]*)(?:\.0+)?$")
 _ZERO = pattern_dfa(r"^0(?:\.0+)?$")
-# exponents of one to three digits that no double overflows or underflows at
+# exponents that no double overflows or underflows at
 _EXPONENT = "(?:0?[0-9]|[1-9][0-9]|[12][0-9]{2})"
-_SMALL = pattern_dfa(r"^[1-9](?:\.[0-9]+)?[eE]-(?:0?[1-9]|[1-9][0-9]|[12][0-9]{2})$")
+_SMALL = pattern_dfa(r"^[1-9](?:\.[0-9]+)?[eE]-(?:0?[1-9]|[1-9][0-9]|[12][0-9]{2}|30[0-7])$")
 """Above 0 and below 1."""
-_LARGE = pattern_dfa(r"^[1-9](?:\.[0-9]+)?[eE]\+?(?:1[6-9]|[2-9][0-9]|[12][0-9]{2})$")
-"""At least 10 to the power of 16, and less than 10 to the power of 300."""
-_ANY_EXPONENT = pattern_dfa(rf"^(?:0|[1-9][0-9]*)(?:\.[0-9]+)?[eE][+-]?{_EXPONENT}$")
-_LARGE_FROM, _LARGE_TO = Fraction(10**16), Fraction(10**300)
+_LARGE = pattern_dfa(r"^[1-9](?:\.[0-9]+)?[eE]\+?(?:1[6-9]|[2-9][0-9]|[12][0-9]{2}|30[0-7])$")
+"""At least 10 to the power of 16, and less than 10 to the power of 308."""
+_ANY_EXPONENT = union(pattern_dfa(rf"^(?:0|[1-9][0-9]*)(?:\.[0-9]+)?[eE][+-]?{_EXPONENT}$"), union(_SMALL, _LARGE))
+_LARGE_FROM, _LARGE_TO = Fraction(10**16), Fraction(10**308)
 _HUGE, _MANY = Fraction(10**40), Fraction(10**25)
 
 

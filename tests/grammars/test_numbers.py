@@ -86,10 +86,12 @@ def test_complements_are_taken_among_all_spellings() -> None:
     assert others.accepts("1.5") and not others.accepts("1.0") and not others.accepts("1")
 
 
-@pytest.mark.parametrize("value", [1e-7, 5e-324, 1.5e-5, 1e16, 1e22, 2.5e300 / 10, 0.1, 123456.789, 0.0, 3.0])
+@pytest.mark.parametrize(
+    "value", [1e-7, 5e-324, 1.5e-5, 1e16, 1e22, 2.5e300 / 10, 1e300, 9.99e307, 1e-300, 0.1, 123456.789, 0.0, 3.0]
+)
 def test_what_json_writes_for_a_float_is_offered(value: float) -> None:
     text = json.dumps(value)
-    for bounds in ({"minimum": 0}, {"minimum": 0, "maximum": 1}, {"maximum": 1e300}, {"minimum": 1}, {"minimum": -1}):
+    for bounds in ({"minimum": 0}, {"minimum": 0, "maximum": 1}, {"maximum": 1e308}, {"minimum": 1}, {"minimum": -1}):
         low, high = bounds.get("minimum"), bounds.get("maximum")
         dfa = number_dfa(**bounds, offered=True)  # type: ignore[arg-type]
         assert dfa is not None
