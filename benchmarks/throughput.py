@@ -4,8 +4,9 @@
     python benchmarks/throughput.py --target ours=nap:… --target theirs=openai:… --concurrency 1 4 8 --rounds 5
 
 With two targets the rounds alternate and the ratio first/second is taken pair by pair, so that a machine that warms
-up or slows down does so for both. `--start NAME=COMMAND` starts a target's server before each of its rounds and ends
-it afterwards: one busy server at a time. Tokens are counted from `usage`.
+up or slows down does so for both. `--start NAME=COMMAND` starts a target's server and keeps it stopped (SIGSTOP)
+outside its own rounds: one busy server at a time, and rounds close enough together to see the same machine. Tokens
+are counted from `usage`.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ import statistics
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import uvloop
 from drive import Outcome, Server, Workload, ask, percentile, server
 from rich.console import Console
@@ -59,23 +61,37 @@ async def run_round(asked: Server, workload: Workload, number: int, concurrency:
 
 
 @asynccontextmanager
-async def started(asked: Server, command: str | None, log: Path) -> AsyncIterator[None]:
+async def started(asked: Server, command: str | None, log: Path) -> AsyncIterator[psutil.Process | None]:
     """The target's server, started for as long as this is open where there is a command; ready and selected."""
     if command is None:
         await asked.prepare()
-        yield
+        yield None
         return
     with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
             *shlex.split(command), stdout=output, stderr=output, start_new_session=True
         )
+    tree = psutil.Process(process.pid)
     try:
         await _ready(asked, process, log)
-        yield
+        pause(tree)
+        yield tree
     finally:
         if process.returncode is None:
+            resume(tree)
             process.send_signal(signal.SIGINT)
         await process.wait()
+
+
+def pause(tree: psutil.Process | None) -> None:
+    """Stop a server with all its processes: a loaded model's threads cost the other server time even when idle."""
+    for process in [tree, *tree.children(recursive=True)] if tree else []:
+        process.suspend()
+
+
+def resume(tree: psutil.Process | None) -> None:
+    for process in [tree, *tree.children(recursive=True)] if tree else []:
+        process.resume()
 
 
 async def _ready(asked: Server, process: asyncio.subprocess.Process, log: Path) -> None:
@@ -133,37 +149,47 @@ async def measure(options: argparse.Namespace, targets: Mapping[str, Server]) ->
     workload = Workload(options.workload)
     commands = dict(each.split("=", 1) for each in options.start)
     report: dict[str, Any] = {"workload": options.workload, "rounds": options.rounds, "concurrency": {}}
-    for concurrency in options.concurrency:
-        requests = options.requests or max(4, 2 * concurrency)
-        rounds: dict[str, list[Round]] = {name: [] for name in targets}
-        for number in range(1, options.rounds + 1):
-            for name, asked in targets.items():
-                async with started(asked, commands.get(name), options.log):
+    async with AsyncExitStack() as stack:
+        trees = {
+            name: await stack.enter_async_context(started(asked, commands.get(name), options.log))
+            for name, asked in targets.items()
+        }
+        for concurrency in options.concurrency:
+            requests = options.requests or max(4, 2 * concurrency)
+            rounds: dict[str, list[Round]] = {name: [] for name in targets}
+            for number in range(1, options.rounds + 1):
+                for name, asked in targets.items():
+                    resume(trees[name])
                     # One pass beside the measurement: caches and clocks are warm, on both sides alike.
-                    if number == 1 or name in commands:
+                    if number == 1 or trees[name]:
                         await run_round(asked, workload, 0, concurrency, concurrency)
                     rounds[name].append(await run_round(asked, workload, number, concurrency, requests))
-                print(
-                    f"concurrency {concurrency} round {number} {name}:"
-                    f" {rounds[name][-1].tokens_per_second:.1f} tokens/s",
-                    file=sys.stderr,
-                )
-        entry: dict[str, Any] = {"requests_per_round": requests, "targets": {}}
-        for name, done in rounds.items():
-            speeds = [each.tokens_per_second for each in done]
-            outcomes = [outcome for each in done for outcome in each.outcomes]
-            entry["targets"][name] = {
-                "tokens_per_second": _rounded(speeds),
-                "tokens_per_second_rounds": [round(each, 2) for each in speeds],
-                **_values(outcomes, workload),
-            }
-        if len(targets) == 2:
-            first, second = rounds.values()
-            entry["ratio"] = _rounded(
-                [a.tokens_per_second / b.tokens_per_second for a, b in zip(first, second, strict=True)]
-            )
-        report["concurrency"][str(concurrency)] = entry
+                    pause(trees[name])
+                    print(
+                        f"concurrency {concurrency} round {number} {name}:"
+                        f" {rounds[name][-1].tokens_per_second:.1f} tokens/s",
+                        file=sys.stderr,
+                    )
+            report["concurrency"][str(concurrency)] = _entry(rounds, workload, requests)
     return report
+
+
+def _entry(rounds: Mapping[str, list[Round]], workload: Workload, requests: int) -> dict[str, Any]:
+    entry: dict[str, Any] = {"requests_per_round": requests, "targets": {}}
+    for name, done in rounds.items():
+        speeds = [each.tokens_per_second for each in done]
+        outcomes = [outcome for each in done for outcome in each.outcomes]
+        entry["targets"][name] = {
+            "tokens_per_second": _rounded(speeds),
+            "tokens_per_second_rounds": [round(each, 2) for each in speeds],
+            **_values(outcomes, workload),
+        }
+    if len(rounds) == 2:
+        first, second = rounds.values()
+        entry["ratio"] = _rounded(
+            [a.tokens_per_second / b.tokens_per_second for a, b in zip(first, second, strict=True)]
+        )
+    return entry
 
 
 def show(report: Mapping[str, Any]) -> None:
