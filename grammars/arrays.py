@@ -11,6 +11,7 @@ from .shapes import FALSE, ArrayShape, Term
 if TYPE_CHECKING:
     from .writer import Writer
 
+_ANY = object()  # stands for the key of a value that need not be told from others
 _STATES = 1_000
 """States of one array whose items must be counted or told apart."""
 
@@ -103,7 +104,7 @@ class ArrayWriter:
                 return []
             term = prefix[count] if count < n else shape.rest
             out = []
-            choices: list[tuple[Term, Any]] = [(term, None)]
+            choices: list[tuple[Term, Any]] = [(term, _ANY)]
             if unique:
                 choices = [(terms.const(value), key) for key, value in values[term] if key not in used]
             for choice, key in choices:
@@ -127,7 +128,7 @@ class ArrayWriter:
                         branches = matching + [(terms.all(t, terms.negate(c.term)), (*m, have)) for t, m in branches]
                 for t, m in branches:
                     if t is not FALSE:
-                        used_now = used | {key} if key is not None else used
+                        used_now = used if key is _ANY else used | {key}
                         out.append((*self.writer.term(t), *rest((min(count + 1, cap), m, used_now))))
             return out
 

@@ -133,6 +133,8 @@ def _compile(text: str, formats: str, style: str, spelling: str | Elements, give
         raise UnsupportedSchema("", "", "exceeds a limit", error.limit) from None
     except RecursionError:
         raise UnsupportedSchema("", "", "is nested too deeply", "depth") from None
+    finally:
+        limits.stop()
 
 
 class _Request(NamedTuple):

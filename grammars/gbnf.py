@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from lark import Lark, Token, Transformer, UnexpectedInput
+from lark.exceptions import VisitError
 
 from .rules import Chars, Item, Lit, Ref, Repeat, Rule, Sequence
 
@@ -167,6 +168,8 @@ def read(text: str) -> dict[str, Rule]:
         reader.transform(_parser().parse(text))
     except UnexpectedInput as error:
         raise InvalidGrammar(getattr(error, "line", 0), "unexpected input") from None
+    except VisitError as error:
+        raise InvalidGrammar(getattr(getattr(error.obj, "meta", None), "line", 0), str(error.orig_exc)) from None
     for rule in reader.rules.values():
         for sequence in rule:
             for item in sequence:

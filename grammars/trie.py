@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import TypeAlias, Union
 
 from . import limits
-from .rules import Chars, Grammar, Item, Lit, Ref, Repeat, Rule, Sequence
+from .rules import Chars, Grammar, Item, Lit, Ref, Repeat, Sequence
 from .spelling import JSON_ESCAPES, JSON_PLAIN
 
 Node: TypeAlias = dict[str, Union["Node", Sequence]]
@@ -107,20 +107,20 @@ class OtherNames:
             if any(len(piece) > 1 for piece in below):
                 rule.extend((Lit(spelled), self._rest) for spelled in JSON_ESCAPES.values() if spelled not in below)
             else:
-                rule.append((escape_rule(self.grammar), self._rest))
+                rule.append((*escape(self.grammar), self._rest))
             self.grammar.define(here.name, tuple(rule))
         return ref
 
 
-def escape_rule(grammar: Grammar) -> Ref:
+def escape(grammar: Grammar) -> Sequence:
     """A character that JSON strings must escape, in its one short spelling."""
     if "escape" not in grammar.rules:
         short = Chars(tuple((ord(c), ord(c)) for c in sorted('"\\bfnrt')))
         digit = Chars(((0x30, 0x39), (0x61, 0x66)))
         low = Chars(((0x30, 0x37), (0x62, 0x62), (0x65, 0x66)))
-        rule: Rule = ((Lit("\\"), short), (Lit("\\u000"), low), (Lit("\\u001"), digit))
-        grammar.define("escape", rule)
-    return Ref("escape")
+        unit = grammar.define("escape-unit", ((Lit("0"), low), (Lit("1"), digit)))
+        grammar.define("escape", ((short,), (Lit("u00"), unit)))
+    return (Lit("\\"), Ref("escape"))
 
 
 @lru_cache(4096)
