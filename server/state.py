@@ -80,7 +80,7 @@ class TokenStore:
             raise StateError("a token's name is 1 to 64 of A-Z a-z 0-9 _ . -")
         if consent not in get_args(Consent) or select not in get_args(Select):
             raise StateError("unknown policy")
-        token = secrets.token_urlsafe(32)
+        token = secrets.token_hex(32)  # no token begins with a dash, which a command line would take for an option
         policy = TokenPolicy(name, consent, select, time.time(), _digest(token))
         with self._changing() as tokens:
             if any(each.name == name for each in tokens):
@@ -169,7 +169,7 @@ def owner_token(directory: Path) -> str:
     try:
         return path.read_text(encoding="ascii").strip()
     except FileNotFoundError:
-        write_private(path, secrets.token_urlsafe(32).encode(), replace=False)
+        write_private(path, secrets.token_hex(32).encode(), replace=False)
         return path.read_text(encoding="ascii").strip()
 
 
