@@ -12,7 +12,7 @@ from typing import Any
 
 from . import atoms, limits, numbersets, textsets
 from .automata import DFA
-from .errors import InvalidSchema
+from .errors import InvalidSchema, UnsupportedSchema
 from .formats import INEXACT, format_accepts
 from .limits import LimitExceeded
 from .numbersets import NumberSet
@@ -143,17 +143,19 @@ class Normalizer:
     def _judge(self, atom: TextSet, text: str, widen: bool) -> bool:
         try:
             return format_accepts(atom[1], text) if atom[0] == "format" else pattern_accepts(atom[1], text)
-        except (LimitExceeded, UnsupportedPattern) as error:
-            if isinstance(error, LimitExceeded) and error.limit == "seconds":
+        except LimitExceeded as error:
+            if error.limit == "seconds":
                 raise
-        except InvalidPattern as error:
-            raise self._invalid(atom, error) from None
+        except (InvalidPattern, UnsupportedPattern) as error:
+            raise self._fault(atom, error) from None
         self.widened(atom)
         return widen
 
-    def _invalid(self, atom: TextSet, error: InvalidPattern) -> InvalidSchema:
+    def _fault(self, atom: TextSet, error: ValueError) -> ValueError:
+        """What neither the grammar nor validation can judge (a back-reference, say) is refused, not checked in vain."""
         path, keyword = self.sources.get(atom, ("", "pattern"))
-        return InvalidSchema(path, keyword, str(error))
+        kind = InvalidSchema if isinstance(error, InvalidPattern) else UnsupportedSchema
+        return kind(path, keyword, str(error))
 
     def automaton(self, atom: TextSet, widen: bool = True) -> DFA | None:
         """The automaton of an atom; None, and a check, where there is none within the limits.
@@ -169,10 +171,8 @@ class Normalizer:
         except LimitExceeded as error:
             if error.limit == "seconds":
                 raise
-        except UnsupportedPattern:
-            pass
-        except InvalidPattern as error:
-            raise self._invalid(atom, error) from None
+        except (InvalidPattern, UnsupportedPattern) as error:
+            raise self._fault(atom, error) from None
         self.widened(atom)
         return None
 

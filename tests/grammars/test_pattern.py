@@ -8,6 +8,7 @@ import unicodedata
 
 import pytest
 
+from grammars import UnsupportedSchema, compile_schema
 from grammars.automata import ALL, any_string, strings
 from grammars.limits import LimitExceeded
 from grammars.pattern import (
@@ -172,20 +173,20 @@ def test_a_pattern_too_large_for_an_automaton_still_judges_texts() -> None:
 
 
 def test_nothing_backtracks() -> None:
-    began = time.monotonic()
+    began = time.process_time()
     assert not pattern_accepts(r"^(a+)+$", "a" * 20_000 + "b")
     assert not pattern_accepts(r"^(?:a|a)*(?:a|aa)*c$", "a" * 20_000)
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize(
     "pattern", ["(" * 1000 + ")" * 1000, "(?:" * 300 + "a" + ")*" * 300, "((a{0,99}){0,99}){0,99}"]
 )
 def test_hostile_patterns_end_in_a_typed_error_or_an_automaton(pattern: str) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     with contextlib.suppress(UnsupportedPattern, LimitExceeded):
         assert pattern_dfa(pattern).accepts("")
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_noise_never_escapes_the_typed_errors() -> None:
@@ -215,3 +216,15 @@ def test_categories_are_those_of_unicodedata(name: str) -> None:
     ranges = property_set(name)
     for code in (*range(0x3000), *range(0x1F000, 0x20000), 0x2FFFF, 0x50000, 0xE0001, 0xF0000, 0x10FFFF):
         assert any(lo <= code <= hi for lo, hi in ranges) == (code in wanted), hex(code)
+
+
+@pytest.mark.parametrize("pattern", [r"^(a)\1$", r"^\p{Emoji}$", "(?>a)"])
+def test_what_no_automaton_and_no_validation_can_judge_is_refused_by_name(pattern: str) -> None:
+    for schema, path in [
+        ({"properties": {"a": {"pattern": pattern}}}, "/properties/a"),
+        ({"patternProperties": {pattern: True}}, ""),
+        ({"enum": ["aa"], "pattern": pattern}, ""),
+    ]:
+        with pytest.raises(UnsupportedSchema) as caught:
+            compile_schema(schema)
+        assert caught.value.path == path and "attern" in caught.value.keyword
