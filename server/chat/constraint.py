@@ -84,6 +84,7 @@ class _Writer:
         before = [self._part(calls, part) for part in calls.call[:at]]
         if before and not calls.begin:
             before[0] = "" if opened else self._opening(str(calls.call[0]), marker)
+        gbnf.name_tokens(calls.syntax_literals)
         named = []
         for index, (tool, arguments) in enumerate(tools.items()):
             after = [self._after(calls, part, tool, arguments, f"{name}-t{index}-") for part in calls.call[at + 1 :]]

@@ -51,12 +51,15 @@ class Tagged:
 
 @dataclass(frozen=True, slots=True)
 class Literals:
-    """Arguments as a row of key `pair` value; values as literals of a notation that is almost JSON, at every depth.
+    """Arguments as a row of key `pair` value between `open` and `close`; values as literals that are almost JSON.
 
-    Strings stand between `quote`: with escapes where that is `"`, raw otherwise. Keys inside objects are strings,
-    or bare where `bare_keys`. `words`: null, true and false.
+    `spelling`: the notation's name in `grammars.spelling`. Strings stand between `quote`: with escapes where that is
+    `"`, raw otherwise. Keys inside objects are strings, or bare where `bare_keys`. `words`: null, true and false.
     """
 
+    spelling: str
+    open: str
+    close: str
     pair: str
     comma: str
     colon: str
@@ -65,13 +68,16 @@ class Literals:
     bare_keys: bool
 
 
-PYTHON = Literals("=", ", ", ": ", '"', ("None", "True", "False"), bare_keys=False)
+PYTHON = Literals("keywords", "", "", "=", ", ", ": ", '"', ("None", "True", "False"), bare_keys=False)
 """Keyword arguments of a Python call."""
+
+GEMMA = Literals("gemma", "{", "}", ":", ",", ":", '<|"|>', ("null", "true", "false"), bare_keys=True)
+"""Gemma 4's notation: bare names, strings between tokens of their own."""
 
 Syntax = Json | Tagged | Literals
 
-Types = Mapping[str, tuple[str, ...]]
-"""The JSON types each argument may have; they decide how a raw value is decoded. Any type where it is not named."""
+Types = Mapping[str | None, tuple[str, ...]]
+"""The JSON types each argument may have, which decide how a raw value is decoded; None stands for the others."""
 
 ANY_TYPE = ("null", "boolean", "number", "string", "array", "object")
 
@@ -98,6 +104,16 @@ class Calls:
     def opening(self) -> tuple[str | Slot, ...]:
         """What a turn's first call looks like, from its marker on."""
         return (self.begin, *self.call) if self.begin else self.call
+
+    @property
+    def syntax_literals(self) -> tuple[str, ...]:
+        """What stands literally around arguments."""
+        match self.syntax:
+            case Tagged(open, named, close, typed):
+                return (open, named, close, *(text for _, text in typed))
+            case Literals(quote=quote):
+                return (quote,)
+        return ()
 
     @property
     def marker(self) -> str:
@@ -156,9 +172,5 @@ class Format:
         texts = [text for frame in frames for text in (frame.open, frame.close)] + [*self.noise, self.next, self.lead]
         for calls in self.calls:
             texts += [calls.begin, calls.between, calls.end, *(part for part in calls.call if isinstance(part, str))]
-            if isinstance(calls.syntax, Tagged):
-                texts += [calls.syntax.open, calls.syntax.close, calls.syntax.named]
-                texts += [text for _, text in calls.syntax.typed]
-            elif isinstance(calls.syntax, Literals):
-                texts.append(calls.syntax.quote)
+            texts += calls.syntax_literals
         return frozenset(filter(None, map(str.strip, texts)))

@@ -33,6 +33,16 @@ class Gbnf:
         parts = self._special.split(text) if self._special else [text]
         return " ".join(f"<[{self._tokens[p]}]>" if p in self._tokens else quote(p) for p in parts if p)
 
+    def name_tokens(self, literals: Iterable[str]) -> None:
+        """Name the control tokens of literals that other rules hold as text: the engine bans those a grammar does not
+        name. No rule leads here."""
+        found = sorted({self._tokens[text] for literal in literals for text in self._found(literal)})
+        if found:
+            self.add_rule(f"tokens{len(self._rules)}", " | ".join(f"<[{token}]>" for token in found))
+
+    def _found(self, literal: str) -> list[str]:
+        return self._special.findall(literal) if self._special else []
+
     def until(self, name: str, marker: str, then: str = "") -> str:
         """Rules for any text up to and with the first `marker`, then `then`.
 

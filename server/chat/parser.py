@@ -366,7 +366,7 @@ class Parser:
                     case Tagged() as tags:
                         yield from self._elements(tags, types, str(next(rest)))
                     case Literals() as notation:
-                        yield from self._pairs(notation, types, str(next(rest)))
+                        yield from self._pairs(notation, types, notation.close or str(next(rest)))
                     case _:
                         yield from self._object()
             elif part is AGAIN:
@@ -405,7 +405,7 @@ class Parser:
         choice = yield from self._choose(["".join(_tokens(named)[1:]) for named in kinds.values()])
         if choice is None:
             yield from self._wrong("the arguments of a call are not written as their format has them")
-        allowed = types.get(key, ANY_TYPE)
+        allowed = types.get(key, types.get(None, ANY_TYPE))
         if tags.typed:
             allowed = ("string",) if list(kinds)[choice or 0] == "string" else tuple(set(ANY_TYPE) - {"string"})
         if tags.named.endswith("\n"):
@@ -449,6 +449,7 @@ class Parser:
 
     def _pairs(self, notation: Literals, types: Types, after: str) -> Steps[None]:
         """`key=value, …` up to and with the literal that follows."""
+        yield from self._expect(notation.open)
         self._delta("{")
         seen: set[str] = set()
         while (yield from self._choose([after])) is None:
@@ -461,7 +462,7 @@ class Parser:
                 raise MalformedOutput("a call names an argument twice")
             self._delta(f"{', ' if seen else ''}{json.dumps(key, ensure_ascii=False)}: ")
             seen.add(key)
-            yield from self._literal_value(notation, types.get(key, ANY_TYPE))
+            yield from self._literal_value(notation, types.get(key, types.get(None, ANY_TYPE)))
         self._delta("}")
 
     def _bare_key(self, colon: str) -> Steps[str]:

@@ -120,7 +120,7 @@ def model(path: str, template: str | None) -> Model:
 def compiled(tool: Tool, syntax: Syntax) -> Arguments:
     """A tool's arguments as the format writes them. Raises WireError naming tool, path and keyword."""
     try:
-        found = arguments.arguments(tool.parameters, syntax)
+        found = Arguments(tool.parameters, syntax)
     except UnsupportedSchema as error:
         raise WireError("unsupported", f"tool {tool.name}: {error}") from None
     except InvalidSchema as error:

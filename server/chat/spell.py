@@ -33,7 +33,7 @@ def spell_arguments(calls: Calls, arguments: Mapping[str, Any]) -> Text:
             return join(_element(tags, key, value) for key, value in arguments.items())
         case Literals() as notation:
             pairs = [join([Text(key), notation.pair, _literal(notation, value)]) for key, value in arguments.items()]
-            return Text(notation.comma).join(pairs)
+            return join([notation.open, Text(notation.comma).join(pairs), notation.close])
 
 
 def _element(tags: Tagged, key: str, value: Any) -> Text:

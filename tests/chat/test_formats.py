@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.chat.arguments import types
+from server.chat.arguments import member_types
 from server.chat.conversation import Conversation
 from server.chat.format import Format, Json, Tagged
 from server.chat.formats import FORMATS, matching
@@ -103,7 +103,7 @@ TOOL = Tool(
         "type": "object",
         "properties": {
             "city": {"type": "string"},
-            "class": {"enum": ["first", "second"]},
+            "cabin": {"enum": ["first", "second"]},
             "days": {"type": "integer"},
             "insured": {"type": "boolean"},
             "stops": {"type": "array", "items": {"type": "string"}},
@@ -122,7 +122,7 @@ OTHER = Tool("stop", None, {"type": "object", "properties": {}, "additionalPrope
 TOOLS = (TOOL, OTHER)
 FULL = {
     "city": 'New\nYork "city" <b> \\ 日本',
-    "class": "second",
+    "cabin": "second",
     "days": -3,
     "insured": True,
     "stops": ["Paris", "a, b]"],
@@ -136,10 +136,7 @@ def models(vocab: Vocab, templates: dict[str, str]) -> dict[str, Model]:
 
 
 def spec(format: Format, *, lead: str = "", calls: str = "allowed") -> ParserSpec:
-    kinds = {
-        tool.name: {name: types(schema, tool.parameters) for name, schema in tool.parameters["properties"].items()}
-        for tool in TOOLS
-    }
+    kinds = {tool.name: member_types(tool.parameters) for tool in TOOLS}
     return ParserSpec(format, calls, kinds if calls == "allowed" else {}, lead=lead)  # type: ignore[arg-type]
 
 
@@ -236,6 +233,8 @@ def test_what_a_model_writes_is_allowed_and_read(
     calls = fits(
         format, [("book_trip", FULL), ("book_trip", {"city": "Oslo"}), ("book_trip", {"city": "", "days": 12})]
     )
+    if isinstance(choice, NamedTool):
+        calls = calls[:1]
     text = written(format, calls).removeprefix(prepared.parser.lead)
     thought = ""
     if format.thinking and prepared.parser.lead == format.thinking.open:
@@ -263,7 +262,7 @@ def test_wrong_calls_are_refused_by_the_grammar(models: dict[str, Model], matche
     thought = f"{thinking.close.strip()}{model.format.next}" if thinking and lead == thinking.open else ""
     good = {"city": "Oslo"}
     for wrong in (
-        {"city": "Oslo", "class": "third"},
+        {"city": "Oslo", "cabin": "third"},
         {"days": 3},
         {"city": "Oslo", "days": "x"},
         {"city": "Oslo", "x": 1},
@@ -284,11 +283,11 @@ SMALL = Tool(
     {
         "type": "object",
         "properties": {
-            "class": {"enum": ["first", "second"]},
+            "cabin": {"enum": ["first", "second"]},
             "insured": {"type": "boolean"},
             "count": {"enum": [1, 2, 30]},
         },
-        "required": ["class"],
+        "required": ["cabin"],
         "additionalProperties": False,
     },
 )
@@ -332,7 +331,7 @@ def test_calls_where_none_are_allowed(name: str) -> None:
     text = written(format, [("book_trip", {"city": "Oslo"})])
     with pytest.raises(MalformedOutput, match="none is allowed"):
         read(spec(format, calls="refused"), list(text))
-    marker = format.calls[0].marker
+    marker = format.calls[0].marker.removesuffix("call:")
     reading = read(spec(format, calls="refused"), list(f"The marker {marker} is mere text."))
     assert reading.of("text") == f"The marker {marker} is mere text."
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from server.chat.arguments import types
+from server.chat.arguments import member_types
 from server.chat.format import Format
 from server.chat.formats import recognise
 from server.chat.parser import MalformedOutput, ParserSpec
@@ -25,12 +25,7 @@ TOOLS, CASES = _LINES[0]["tools"], _LINES[1:]
 
 
 def spec(format: Format, case: dict[str, Any]) -> ParserSpec:
-    kinds = {
-        tool["name"]: {
-            name: types(schema, tool["parameters"]) for name, schema in tool["parameters"]["properties"].items()
-        }
-        for tool in TOOLS
-    }
+    kinds = {tool["name"]: member_types(tool["parameters"]) for tool in TOOLS}
     lead = format.thinking.open if format.thinking and case.get("thinking_open") else case.get("lead", "")
     free = format.forced and not case["expect"]["calls"]
     return ParserSpec(format, "ignored" if free else "allowed", kinds, lead=lead)

@@ -1,8 +1,6 @@
 """Families that write arguments as literals: Python calls (LFM2) and Gemma 4's notation with bare keys."""
 
-from server.chat.format import ARGUMENTS, NAME, PYTHON, THINK, Calls, Format, Frame, Literals
-
-_GEMMA = Literals(":", ",", ":", '<|"|>', ("null", "true", "false"), bare_keys=True)
+from server.chat.format import ARGUMENTS, GEMMA, NAME, PYTHON, THINK, Calls, Format, Frame
 
 FORMATS = (
     Format(
@@ -28,6 +26,6 @@ FORMATS = (
         signs=(("<|tool_call>call:",),),
         thinking=Frame("<|channel>thought\n", "<channel|>"),
         noise=("<channel|>",),
-        calls=(Calls(call=("<|tool_call>call:", NAME, "{", ARGUMENTS, "}<tool_call|>"), syntax=_GEMMA),),
+        calls=(Calls(call=("<|tool_call>call:", NAME, ARGUMENTS, "<tool_call|>"), syntax=GEMMA),),
     ),
 )
