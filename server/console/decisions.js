@@ -20,7 +20,7 @@ export function showDecisions(decisions) {
 }
 
 export function tickDecisions() {
-  for (const node of document.querySelectorAll("#decisions-list time")) {
+  for (const node of document.querySelectorAll("#decisions-list .left")) {
     setText(node, `${clock(node.dataset.expires - now())} left`);
   }
 }
@@ -42,7 +42,7 @@ function title(decision) {
 
 function card(decision) {
   const id = `decision-${decision.id}`;
-  const left = el("time", { class: "left", "data-expires": decision.expires }, `${clock(decision.expires - now())} left`);
+  const left = el("span", { class: "left", "data-expires": decision.expires }, `${clock(decision.expires - now())} left`);
   const body = decision.kind === "consent" ? consent(decision) : selection(decision);
   const node = el("li", { class: "card decision", "aria-labelledby": id },
     el("div", { class: "heading" }, el("h3", { id, tabindex: "-1" }, title(decision)), left),

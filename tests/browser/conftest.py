@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import shutil
 import threading
@@ -64,15 +65,26 @@ class Background:
             going_on.set()
 
     def close(self) -> None:
+        self.do(_end_all())
+        gc.collect()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(SECONDS)
         self._loop.close()
 
 
+async def _end_all() -> None:
+    """Ends what failed tests have left."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for each in left:
+        each.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()
+
+
 class Shell:
     """A shell at the server's wire: what it asks waits in the background while the test looks at the browser."""
 
-    def __init__(self, site: Site, token: str, headers: dict[str, bytes]) -> None:
+    def __init__(self, site: Served, token: str, headers: dict[str, bytes]) -> None:
         self._site = site
         self._headers = {"authorization": f"Bearer {token}".encode(), **headers}
 
@@ -93,28 +105,16 @@ class Shell:
         return self.begin({"type": "llm.generate", "id": "g", "request": request})
 
 
-class Site:
-    """A running server over doubles. `run(n)` is the n-th job that reached its engine."""
+class Served:
+    """A running server, its address, its state, and shells that call it."""
 
-    def __init__(self, background: Background, directory: Path, helpers: bool) -> None:
+    def __init__(self, background: Background, app: FastAPI, state: Path) -> None:
         self.background = background
         # The server has a store of its own: this one is as good as the command line.
-        self.tokens = TokenStore(directory / "state")
-        self.owner = owner_token(directory / "state")
-        self.world = background.do(self._make_world(directory))
-        pool = HelperPool(size=1) if helpers else None
-        app = create_app(self.world.config, self.world.runtime, tokens=TokenStore(directory / "state"), helpers=pool)
+        self.tokens = TokenStore(state)
+        self.owner = owner_token(state)
         self._serving = contextlib.ExitStack()
         self.url = self._serving.enter_context(serving(background, app))
-
-    async def _make_world(self, directory: Path) -> World:
-        file = directory / "model.gguf"
-        names = {"small": "SmolLM2 135M", "large": "Qwen3 4B"}
-        connections = tuple(
-            ConnectionConfig(key=key, name=name, model=name.replace(" ", "-"), source=Source(path=file))
-            for key, name in names.items()
-        )
-        return World(file, connections=connections, real_clock=True)
 
     @property
     def link(self) -> str:
@@ -124,6 +124,29 @@ class Site:
         token = self.tokens.create(name, consent=consent, select=select)  # type: ignore[arg-type]
         named = {"identity": "notes;7f3a9c", "account": "alice", "endpoint": "window-1", **headers}
         return Shell(self, token, {f"napplet-{key}": value.encode() for key, value in named.items()})
+
+    def close(self) -> None:
+        self._serving.close()
+
+
+class Site(Served):
+    """A server over doubles. `run(n)` is the n-th job that reached its engine."""
+
+    def __init__(self, background: Background, directory: Path, *, helpers: bool) -> None:
+        self.world = background.do(self._make_world(directory))
+        state = directory / "state"
+        pool = HelperPool(size=1) if helpers else None
+        app = create_app(self.world.config, self.world.runtime, tokens=TokenStore(state), helpers=pool)
+        super().__init__(background, app, state)
+
+    async def _make_world(self, directory: Path) -> World:
+        file = directory / "model.gguf"
+        names = {"small": "SmolLM2 135M", "large": "Qwen3 4B"}
+        connections = tuple(
+            ConnectionConfig(key=key, name=name, model=name.replace(" ", "-"), source=Source(path=file))
+            for key, name in names.items()
+        )
+        return World(file, connections=connections, real_clock=True)
 
     def run(self, number: int = 0) -> Run:
         return self.background.do(self.world.engine.run(number))
@@ -139,7 +162,23 @@ class Site:
     def close(self) -> None:
         # What a failed test leaves waiting must not keep the server from ending.
         self.soon(self.world.runtime.end, lambda _: True)
-        self._serving.close()
+        super().close()
+
+
+class RealSite(Served):
+    """A server with a real, small model."""
+
+    def __init__(self, background: Background, directory: Path, model: Path) -> None:
+        connection = ConnectionConfig(
+            key="smol",
+            name="SmolLM2 135M Instruct",
+            model="SmolLM2-135M-Instruct",
+            source=Source(path=model),
+            context_length=2048,
+            slots=2,
+        )
+        state = directory / "state"
+        super().__init__(background, create_app(Config(ServerConfig(), (connection,)), state=state), state)
 
 
 class Wire:
@@ -218,10 +257,13 @@ def background(request: pytest.FixtureRequest) -> Iterator[Background]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """A failure's report parses source, and Python 3.11 may crash where two threads do so at once."""
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """A failure's report parses source; Python 3.11 crashes where a traceback is printed in the middle of that."""
     running = item.config.stash.get(BACKGROUND, None)
-    with running.paused() if running else contextlib.nullcontext():
+    if call.excinfo is None or running is None:
+        return (yield)
+    gc.collect()
+    with running.paused():
         return (yield)
 
 
@@ -241,14 +283,10 @@ def compiling_site(background: Background, tmp_path: Path) -> Iterator[Site]:
 
 
 @pytest.fixture
-def real_link(background: Background, tmp_path: Path, smollm2: Path) -> Iterator[str]:
-    """The owner's link to a server with a real, small model."""
-    connection = ConnectionConfig(
-        "smol", "SmolLM2 135M Instruct", "SmolLM2-135M-Instruct", Source(path=smollm2), context_length=1024, slots=2
-    )
-    state = tmp_path / "state"
-    with serving(background, create_app(Config(ServerConfig(), (connection,)), state=state)) as url:
-        yield f"{url}/#token={owner_token(state)}"
+def real_site(background: Background, tmp_path: Path, smollm2: Path) -> Iterator[RealSite]:
+    made = RealSite(background, tmp_path, smollm2)
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

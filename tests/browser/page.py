@@ -144,9 +144,9 @@ class Page:
         """A picture of the whole page, kept as the tests' output."""
         self._output.mkdir(exist_ok=True)
         path = self._output / f"{name}.png"
-        height = self.driver.execute_script("return document.documentElement.scrollHeight")
+        height = self.driver.execute_script("return Math.ceil(document.body.getBoundingClientRect().height)")
         width = self.driver.execute_script("return document.documentElement.clientWidth")
-        self.resize(width, max(height, 900))
+        self.resize(width, height)
         path.write_bytes(self.driver.get_screenshot_as_png())
         self.resize(width)
         return path
