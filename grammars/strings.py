@@ -68,6 +68,8 @@ _HEX = (*((48 + n, 48 + n) for n in range(10)), *((65 + n, 97 + n) for n in rang
 _ANY_HEX = Chars(((48, 57), (65, 70), (97, 102)))
 COUNT = 2_000
 """Largest length that is multiplied into an automaton of several states."""
+PRODUCT = 5_000
+"""States of such a product: each becomes a rule, so this bounds what one string adds to a grammar."""
 NAMED = 8
 """Sets of more ranges than this become a rule, so that their text is not repeated."""
 
@@ -400,6 +402,7 @@ class _Writer:
 
     def _rule(self, state: int) -> Rule:
         """The alternatives of a state, the widest first: the sampler tries them in turn on what the others refused."""
+        limits.check()
         groups = self.groups[state]
         spelling = self.strings.spelling
         conflict = self._conflict(groups)
@@ -469,7 +472,7 @@ def bounded(language: DFA, least: int = 0, most: int | None = None) -> DFA:
     if not least and most is None:
         return language
     top = max(least, most or 0)
-    if top > COUNT or (top + 1) * len(language) > limits.STATES:
+    if top > COUNT or (top + 1) * len(language) > PRODUCT:
         raise LimitExceeded("states")
     return intersect(language, any_string(least, most))
 
