@@ -432,7 +432,7 @@ def table(results: Record) -> str:
         cost = s["compile_ms"]
         notes.append(
             f"{name}: {s['passing']} % passing, {s['refused']} % refused, {s['wrongly_rejecting']} % reject a valid "
-            f"value, {s['wrongly_accepting']} % accept an invalid one; processor time of compiling p50 {cost['p50']} ms, "
+            f"value, {s['wrongly_accepting']} % accept an invalid one; compile time p50 {cost['p50']} ms, "
             f"p99 {cost['p99']} ms, maximum {cost['max']} ms; {s['crashes']} crashes, {s['timeouts']} timeouts."
         )
     return text + "\n\n" + "\n".join(f"- {note}" for note in notes) + "\n"

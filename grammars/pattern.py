@@ -21,6 +21,7 @@ from lark import Lark, Token, Transformer, UnexpectedInput, UnexpectedToken
 from lark.exceptions import VisitError
 
 from .automata import (
+    ALL,
     ANY,
     DFA,
     EPSILON,
@@ -29,7 +30,9 @@ from .automata import (
     Ranges,
     Subsets,
     char_set,
+    characters,
     complement,
+    concat,
     invert,
     joint,
 )
@@ -379,14 +382,17 @@ class _Mode:
     inside: str = field(default="")
 
 
-_WORD_END = NFA()  # texts that end in a word character
-_WORD_END.edge(_WORD_END.state(), ANY, 0)
-_WORD_END.edge(0, WORD, _WORD_END.state())
-ENDS_IN_WORD = _WORD_END.determinize(0, [1])
-_WORD_START = NFA()
-_WORD_START.edge(_WORD_START.state(), WORD, _WORD_START.state())
-_WORD_START.edge(1, ANY, 1)
-STARTS_WITH_WORD = _WORD_START.determinize(0, [1])
+def _beginning(chars: Ranges) -> DFA:
+    """Texts that begin with one of these characters."""
+    return concat(characters(chars), ALL)
+
+
+def _ending(chars: Ranges) -> DFA:
+    return concat(ALL, characters(chars))
+
+
+STARTS_WITH_WORD, ENDS_IN_WORD = _beginning(WORD), _ending(WORD)
+STARTS_WITH_LINE_END, ENDS_IN_LINE_END = _beginning(LINE_ENDS), _ending(LINE_ENDS)
 
 
 def _anchored(node: Node) -> bool:
@@ -487,17 +493,19 @@ class _Builder:
     def anchor(self, kind: str, here: int, mode: _Mode) -> int:
         nfa = self.nfa
         there = nfa.state()
-        if mode.multiline and kind in ("start", "end"):
-            raise UnsupportedPattern("the flag m")
         if kind == "start":
             if mode.inside == "ahead":
                 nfa.look(here, there, False, EPSILON)
             else:
                 nfa.jump(here, there, "start")
+            if mode.multiline:
+                nfa.look(here, there, False, ENDS_IN_LINE_END)
         elif kind == "end":
             if mode.inside == "behind":
                 raise UnsupportedPattern("an end anchor in a look-behind")
             nfa.jump(here, there, "end")
+            if mode.multiline:
+                nfa.look(here, there, True, STARTS_WITH_LINE_END)
         else:
             if mode.inside == "behind":
                 raise UnsupportedPattern("a word boundary in a look-behind")
@@ -515,7 +523,7 @@ class _Builder:
         inside = _Mode(mode.ignore_case, mode.dot_all, mode.multiline, "ahead" if ahead else "behind")
         start = inner.nfa.state()
         if not ahead:
-            if not _anchored(part):
+            if mode.multiline or not _anchored(part):
                 inner.nfa.edge(start, ANY, start)
                 begin = inner.nfa.state()
                 inner.nfa.jump(start, begin)
@@ -556,7 +564,7 @@ def _search(node: Node) -> tuple[NFA, int, int]:
         node = node.part
     loop = -1
     for option in node.options if isinstance(node, Choice) else (node,):
-        if _anchored(option):
+        if not mode.multiline and _anchored(option):
             begin = start
         else:
             if loop < 0:
