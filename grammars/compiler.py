@@ -55,6 +55,8 @@ class Compiled:
 
 
 _CACHE_SIZE = 256
+_CACHE_CHARACTERS = 8_000_000
+"""Characters of the grammars that are kept; their rules take about ten times that."""
 _cache: OrderedDict[Any, Compiled | Exception] = OrderedDict()
 _lock = Lock()
 _compiling = Lock()
@@ -91,11 +93,17 @@ def compile_schema(
             found = error
         with _lock:
             _cache[key] = found
-            while len(_cache) > _CACHE_SIZE:
+            while len(_cache) > 1 and (
+                len(_cache) > _CACHE_SIZE or sum(map(_weight, _cache.values())) > _CACHE_CHARACTERS
+            ):
                 _cache.popitem(last=False)
     if isinstance(found, Exception):
         raise found.with_traceback(None)
     return found
+
+
+def _weight(entry: Compiled | Exception) -> int:
+    return len(entry.gbnf) if isinstance(entry, Compiled) else 0
 
 
 def _text(document: Any, keyword: str) -> str:
