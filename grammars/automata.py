@@ -794,6 +794,7 @@ class Subsets:
         """The automaton over symbols as one over characters."""
         ranges: dict[tuple[int, ...], Ranges] = {}
         rows: list[Row] = []
+        edges = 0
         for row in dfa.transitions:
             if len(row) == 1:
                 groups = [(row[0][2], tuple(range(row[0][0], row[0][1] + 1)))]
@@ -813,6 +814,9 @@ class Subsets:
             if len(groups) > 1:
                 new.sort()
             rows.append(tuple(new))
+            edges += len(new)
+            if edges > limits.TRANSITIONS:
+                raise LimitExceeded("transitions")
         # breadth-first order by symbols is not that by characters
         place = {0: 0}
         order = [0]
@@ -885,7 +889,7 @@ class Subsets:
         """The subset after each symbol that leads anywhere."""
         threads, behind = subset
         if not self.nfa.ahead and not self.nfa.behind:
-            plain: dict[int, frozenset[Thread]] = {}
+            plain: dict[int, frozenset[Thread] | set[Thread]] = {}
             for thread in threads:
                 assert isinstance(thread, int)
                 if thread < 0:
@@ -897,10 +901,13 @@ class Subsets:
                     self.work += len(closure)
                     for symbol in self.symbols[number]:
                         old = plain.get(symbol)
-                        plain[symbol] = closure if old is None else old | closure
-            if self.universal:
-                plain = {symbol: self._prune(new) for symbol, new in plain.items()}
-            return [(symbol, (new, ())) for symbol, new in plain.items()]
+                        if old is None:
+                            plain[symbol] = closure
+                        elif isinstance(old, set):
+                            old |= closure
+                        else:
+                            plain[symbol] = {*old, *closure}
+            return [(symbol, (self._prune(new), ())) for symbol, new in plain.items()]
         return self._guarded_steps(threads, behind)
 
     def _guarded_steps(self, threads: frozenset[Thread], behind: tuple[int, ...]) -> list[tuple[int, Subset]]:
@@ -924,7 +931,7 @@ class Subsets:
                         continue
                     new = moves.setdefault(symbol, set())
                     closure = self._closure(target, contexts[symbol][1])
-                    self.work += 1 + len(closure)
+                    self.work += 4 + 4 * len(closure)  # dearer than without looks
                     for item in closure:
                         if not rest:
                             new.add(item)

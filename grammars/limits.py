@@ -10,7 +10,7 @@ SUBSCHEMAS = 50_000
 """Schema objects in a document."""
 STATES = 20_000
 """States of one automaton."""
-TRANSITIONS = 200_000
+TRANSITIONS = 400_000
 """Ranges on the edges of one automaton."""
 RULES = 60_000
 """Rules of one grammar."""
