@@ -180,6 +180,8 @@ class Document:
                 raise LimitExceeded("depth")
             draft = resource.draft
             identifier = node.get("id" if draft <= 4 else "$id")
+            if draft <= 4 and identifier is not None and not isinstance(identifier, str):
+                raise InvalidSchema(path, "id", "must be a string")
             if isinstance(identifier, str) and not (draft <= _IGNORED_BESIDE_REF and "$ref" in node):
                 resource = self._identify(node, identifier, path, resource)
             schemas[id(node)] = Schema(node, path, resource)
@@ -217,6 +219,10 @@ class Document:
                     for name, child in value.items():
                         if isinstance(child, dict):
                             stack.append((child, f"{path}/{key}/{escape(name)}", resource, depth + 1))
+                        elif not isinstance(child, (bool, str)) and not (
+                            isinstance(child, list) and all(isinstance(n, str) for n in child)
+                        ):
+                            raise InvalidSchema(path, key, "must hold schemas or arrays of strings")
                 elif key == "$recursiveAnchor" and value is True:
                     resource.dynamic.add("")
                     self.scoped = True

@@ -31,6 +31,8 @@ class Validation:
 
     def validate(self, value: Any) -> None:
         """Raises `InvalidInstance` naming the part of the value and the keyword."""
+        from jsonschema.exceptions import UnknownType
+
         if self._built is None:
             self._built = _validator(self)
         validator, clock = self._built
@@ -39,6 +41,8 @@ class Validation:
             error = next(validator.iter_errors(_exact(value)), None)
         except LimitExceeded as limit:
             raise UnsupportedSchema("", "", "takes too long to validate", limit.limit) from None
+        except UnknownType:  # where the compiler never came, since no value reaches it
+            raise UnsupportedSchema("", "type", "names an unknown type") from None
         except (InvalidPattern, UnsupportedPattern) as fault:
             raise UnsupportedSchema("", "pattern", str(fault)) from None
         except RecursionError:
@@ -81,6 +85,7 @@ def _validator(validation: Validation) -> tuple[Any, list[Any]]:
         "patternProperties": _pattern_properties,
         "additionalProperties": _additional_properties,
         "multipleOf": _multiple_of,
+        "required": _required,
         "uniqueItems": _unique_items,
         "minimum": _minimum,
         "maximum": _maximum,
@@ -91,6 +96,8 @@ def _validator(validation: Validation) -> tuple[Any, list[Any]]:
     }
     if validation.formats:
         ours["contentEncoding"] = _content_encoding
+    if validation.dialect <= 3:
+        del ours["required"]
     if validation.dialect >= 6:
         ours["const"] = _const
     if validation.dialect >= 2019:
@@ -172,6 +179,13 @@ def _additional_properties(validator: Any, subschema: Any, instance: Any, schema
 def _multiple_of(validator: Any, divisor: Any, instance: Any, schema: Any) -> Errors:
     if is_number(instance) and (Fraction(instance) / Fraction(divisor)).denominator != 1:
         yield _error("multipleOf")
+
+
+def _required(validator: Any, names: Any, instance: Any, schema: Any) -> Errors:
+    if isinstance(instance, dict) and isinstance(names, list):  # draft 3 wrote a boolean into the property
+        for name in names:
+            if name not in instance:
+                yield _error("required")
 
 
 def _unique_items(validator: Any, unique: Any, instance: Any, schema: Any) -> Errors:
