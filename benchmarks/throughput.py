@@ -211,7 +211,10 @@ def show(report: Mapping[str, Any]) -> None:
         if ratio := entry.get("ratio"):
             words = f"{ratio['median']:.3f} ({ratio['min']:.3f} to {ratio['max']:.3f})"
             table.add_row(concurrency, "ratio", words)
-    Console().print(table)
+    console = Console()
+    # Piped, there is no terminal whose width would matter.
+    console.width = console.width if console.is_terminal else 140
+    console.print(table)
 
 
 def main() -> int:
