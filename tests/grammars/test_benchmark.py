@@ -1,0 +1,79 @@
+"""The arithmetic of benchmarks/schemas.py, without engines."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import schemas
+
+
+def test_keywords_stand_only_where_keywords_may_stand() -> None:
+    schema = {
+        "properties": {"pattern": {"minLength": 1}, "x": {"items": [{"multipleOf": 2}]}},
+        "enum": [{"maximum": 3}],
+        "not": {"$ref": "#"},
+        "description": "format",
+    }
+    assert schemas.keywords(schema) == {"properties", "minLength", "items", "multipleOf", "enum", "not", "$ref"}
+
+
+def test_places_in_a_text() -> None:
+    text = '{"name":"example","n":-12.5,"m":7}'
+    found = schemas.places(text)
+    assert text[: found["string"]] == '{"name":"exa'
+    assert text[: found["members"]] == '{"name":"example",'
+    assert text[: found["number"]] == '{"name":"example","n":-'
+    assert found["start"] == 0
+    assert schemas.places("[]") == {"start": 0}
+
+
+class Scripted:
+    """Accepts the values it was told to by its grammar, and by its checks."""
+
+    def compile(self, schema: Any) -> Any:
+        if schema is None:
+            raise ValueError("no schema")
+        return schema
+
+    def accepts(self, compiled: Any, text: str) -> bool:
+        return json.loads(text) in compiled["grammar"]
+
+    def holds(self, compiled: Any, value: Any) -> bool:
+        return value in compiled["checks"]
+
+
+def judged(grammar: list[int], checks: list[int]) -> dict[str, Any]:
+    tests = [{"data": 1, "valid": True}, {"data": 2, "valid": False}, {"data": 3, "valid": False}]
+    record = {"id": "r", "split": "s", "schema": {"grammar": grammar, "checks": checks}, "tests": tests}
+    return schemas.judge(Scripted(), record) | {"keywords": ["type"]}
+
+
+def test_wrong_answers_are_counted_with_and_without_checks() -> None:
+    exact, wide, narrow = judged([1], [1]), judged([1, 2], [1]), judged([], [1])
+    assert [exact[key] for key in schemas.COUNTS] == [0, 0, 0, 0]
+    assert [wide[key] for key in schemas.COUNTS] == [0, 1, 0, 0]
+    assert [narrow[key] for key in schemas.COUNTS] == [1, 0, 1, 0]
+    refused = schemas.judge(Scripted(), {"id": "r", "split": "s", "schema": None, "tests": []}) | {"keywords": []}
+    summary = schemas.summary([exact, wide, narrow, refused])
+    assert (summary["passing"], summary["passing_checked"], summary["refused"]) == (25.0, 50.0, 25.0)
+    assert (summary["wrongly_rejecting"], summary["wrongly_accepting"]) == (25.0, 25.0)
+    assert summary["wrongly_accepting_checked"] == 0.0
+
+
+def test_the_tables_go_between_the_marks_of_the_readme(tmp_path: Path) -> None:
+    results = [judged([1], [1]), judged([1, 2], [1])]
+    score, readme = tmp_path / "score.json", tmp_path / "README.md"
+    score.write_text(json.dumps({"ours": {"summary": schemas.summary(results), "results": results}}))
+    readme.write_text(f"before\n{schemas.BEGIN}old\n{schemas.END}after\n")
+    schemas.report(Namespace(results=score, suite=None, masks=None, readme=readme))
+    text = readme.read_text()
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    assert "| `type` | 2 | 50.0 | 100.0 | 0.0 |" in text
+
+
+def test_percentiles() -> None:
+    assert schemas.percentiles([]) == {}
+    assert schemas.percentiles([3.0, 1.0, 2.0, 4.0]) == {"p50": 3.0, "p90": 4.0, "p99": 4.0, "max": 4.0}
