@@ -146,7 +146,7 @@ class Site(Served):
             ConnectionConfig(key=key, name=name, model=name.replace(" ", "-"), source=Source(path=file))
             for key, name in names.items()
         )
-        return World(file, connections=connections, real_clock=True)
+        return World(file, server=ServerConfig(deadline=300), connections=connections, real_clock=True)
 
     def run(self, number: int = 0) -> Run:
         return self.background.do(self.world.engine.run(number))
