@@ -80,6 +80,7 @@ class _Probes:
         arguments: Any = {_KEY: _VALUE} if given == "object" else f'{{"{_KEY}": "{_VALUE}"}}'
         other: Any = {_KEY: _OTHER} if given == "object" else f'{{"{_KEY}": "{_OTHER}"}}'
         result = self.result()
+        asked = self.called(arguments) if given else reply
         return Traits(
             typed=self._typed,
             no_tools="null" if self._none is None else "empty",
@@ -98,12 +99,8 @@ class _Probes:
             ),
             parallel=given is not None
             and self.shows([user, self.called(arguments, other), result, self.result("2")], _VALUE, _OTHER, tools=True),
-            results=given is not None
-            and self.shows([user, self.called(arguments), result], _VALUE, _RESULT, tools=True)
-            and self.shows([user, self.called(arguments), result, reply, user], _RESULT, _REPLY, tools=True),
-            answered=self.shows(
-                [user, self.called(arguments), result, self.turn("user", _OTHER)], _RESULT, _OTHER, tools=True
-            ),
+            results=self.shows([user, asked, result, reply, user], _RESULT, _REPLY, tools=True),
+            answered=self.shows([user, asked, result, self.turn("user", _OTHER)], _RESULT, _OTHER, tools=True),
             sample=self.render([user, self.called(arguments, other), result], tools=True)
             or self.render([user, self.called(arguments), result], tools=True)
             or self.render([user], tools=True),

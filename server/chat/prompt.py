@@ -86,20 +86,18 @@ class _Writer:
             results = {result.tool_call_id or "": _result_text(result) for result in messages[at : at + len(calls)]}
             at += len(calls) if results else 0
             after = messages[at] if at < len(messages) else None
-            native = (
-                self._native
-                and self._traits.results
-                and self._carries(text_of(message))
-                and (after is None or after.role != "user" or self._traits.answered)
-            )
-            if native or not results:
+            native = self._native and self._carries(text_of(message))
+            answers = self._traits.results and native == self._native and not self._format.forced
+            if answers and (self._traits.answered or not _is_user(after)):
                 yield from self._exchange(text_of(message), calls, results, native=native)
                 continue
-            yield from self._exchange(text_of(message), calls, {}, native=False)
+            yield from self._exchange(text_of(message), calls, {}, native=native and not results)
+            if not results:
+                continue
             told = to_json(
                 {"tool_results": [{"name": part.name, "content": results[part.tool_call_id]} for part in calls]}
             )
-            if after is not None and after.role == "user":
+            if after is not None and _is_user(after):
                 told += f"\n{text_of(after)}"
                 at += 1
             yield _Turn("user", told)
@@ -117,6 +115,7 @@ class _Writer:
             given = [(part.name, id, part.arguments) for part, id in zip(calls, ids, strict=True)]
             written = spell(self._format.calls[0], given)
             yield _Turn("assistant", join([Text(f"{text}\n"), written]) if text else written)
+            yield from self._results(zip(calls, ids, strict=True), results)
             return
         if text and not self._traits.beside:
             yield _Turn("assistant", text)
@@ -128,9 +127,12 @@ class _Writer:
                 "assistant", text, {"tool_calls": [call(id, part.name, self._given(part)) for part, id in group]}
             )
             text = ""
-            for part, id in group:
-                if results:
-                    yield _Turn("tool", results[part.tool_call_id], {"tool_call_id": id, "name": part.name})
+            yield from self._results(group, results)
+
+    def _results(self, called: Iterable[tuple[ToolCallPart, str]], results: Mapping[str, str]) -> Iterator[_Turn]:
+        for part, id in called:
+            if part.tool_call_id in results:
+                yield _Turn("tool", results[part.tool_call_id], {"tool_call_id": id, "name": part.name})
 
     def _given(self, part: ToolCallPart) -> Any:
         return part.arguments if self._traits.arguments == "object" else to_json(part.arguments)
@@ -142,6 +144,10 @@ class _Writer:
             return part.tool_call_id
         digest = hashlib.sha256(part.tool_call_id.encode()).hexdigest()
         return self._format.ids.format(name=part.name, index=index, short=digest[:9])
+
+
+def _is_user(message: Message | None) -> bool:
+    return message is not None and message.role == "user"
 
 
 def _result_text(message: Message) -> str:

@@ -49,19 +49,23 @@ async def test_prepare_inspect_validate(pool: HelperPool, smollm2: Path) -> None
     assert caught.value.code == "provider-error" and "type" in caught.value.message
 
 
-async def test_requests_run_side_by_side_and_the_loop_stays_free(pool: HelperPool, smollm2: Path) -> None:
-    slow = asyncio.ensure_future(pool.prepare(str(smollm2), SLOW, HELLO))
-    await pool.prepare(str(smollm2), PLAIN, HELLO)
-    worst = 0.0
-    for _ in range(40):
-        before = time.monotonic()
-        await asyncio.sleep(0.005)
-        worst = max(worst, time.monotonic() - before)
-        await pool.prepare(str(smollm2), PLAIN, HELLO)
-    assert not slow.done()
-    assert worst < 0.5
-    with pytest.raises(WireError):
-        await slow
+async def test_requests_run_side_by_side_and_the_loop_stays_free(smollm2: Path) -> None:
+    pool = HelperPool(size=2, seconds=120)
+    await pool.start()
+    try:
+        slow = asyncio.ensure_future(pool.prepare(str(smollm2), SLOW, HELLO))
+        ticks = 0
+        for _ in range(20):
+            other = asyncio.ensure_future(pool.prepare(str(smollm2), PLAIN, HELLO))
+            while not other.done():
+                await asyncio.sleep(0.001)
+                ticks += 1
+            await other
+        assert ticks >= 20
+        assert not slow.done()
+        slow.cancel()
+    finally:
+        await pool.close()
 
 
 async def test_time_is_bounded(pool: HelperPool, smollm2: Path) -> None:

@@ -1,0 +1,74 @@
+"""The table of templates in `README.md`; `python -m server.chat.table DIRECTORY` writes it from the `*.jinja` there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from server.chat.formats import recognise
+from server.chat.probe import Traits, probe
+from server.chat.template import Template
+
+README = Path(__file__).with_name("README.md")
+BEGIN, END = "<!-- table -->\n", "<!-- end of table -->\n"
+
+UNRECOGNISED = {
+    "MiniMax-M3": "nested elements that tell no types",
+    "google-gemma-2-2b-it": "knows no tools",
+    "llama-cpp-rwkv-world": "knows no tools",
+    "microsoft-Phi-3.5-mini-instruct": "knows no tools",
+}
+"""Why a template has the generic format."""
+
+_HEADER = """| template | format | system | tools | calls | text beside | results | thinking |
+| --- | --- | --- | --- | --- | --- | --- | --- |
+"""
+
+
+def table(templates: Mapping[str, str]) -> str:
+    """A row for each template, in the order of their names."""
+    return _HEADER + "".join(_row(name, templates[name]) for name in sorted(templates, key=str.lower))
+
+
+def _row(name: str, source: str) -> str:
+    traits = probe(Template(source))
+    format = recognise(source, traits.sample)
+    label = f"{format.name} ({UNRECOGNISED[name]})" if format.forced else format.name
+    native = traits.tools and not format.forced
+    thinking = ""
+    if format.thinking is not None:
+        thinking = f"`{format.thinking.open.strip()}`{' wanted back' if format.wants_thinking else ''}"
+    cells = [
+        name,
+        label,
+        ("native" if traits.system else "first user turn") + ("" if traits.later_system else ", later: user turn"),
+        "native" if native else "system turn",
+        _calls(traits, native=not format.forced),
+        "native" if traits.beside else "turn of its own" if traits.apart else "spelled" if native else "",
+        _results(traits, native=not format.forced),
+        thinking,
+    ]
+    return f"| {' | '.join(cells)} |\n".replace("<|", "<\\|").replace("|>", "\\|>")
+
+
+def _calls(traits: Traits, *, native: bool) -> str:
+    if not native or traits.arguments is None:
+        return "spelled"
+    return f"{traits.arguments}s" + ("" if traits.parallel else ", one a turn")
+
+
+def _results(traits: Traits, *, native: bool) -> str:
+    if not (native and traits.results):
+        return "user turn"
+    return "native" if traits.answered else "native, before a user's message: user turn"
+
+
+def write(templates: Mapping[str, str]) -> None:
+    text = README.read_text()
+    before, _, rest = text.partition(BEGIN)
+    README.write_text(f"{before}{BEGIN}{table(templates)}{END}{rest.partition(END)[2]}")
+
+
+if __name__ == "__main__":
+    write({path.stem: path.read_text() for path in Path(sys.argv[1]).glob("*.jinja")})
