@@ -36,13 +36,13 @@ class Scripted:
     def compile(self, schema: Any) -> Any:
         if schema is None:
             raise ValueError("no schema")
-        return schema
+        return Namespace(**schema)
 
     def accepts(self, compiled: Any, text: str) -> bool:
-        return json.loads(text) in compiled["grammar"]
+        return json.loads(text) in compiled.grammar
 
     def holds(self, compiled: Any, value: Any) -> bool:
-        return value in compiled["checks"]
+        return value in compiled.checks
 
 
 def judged(grammar: list[int], checks: list[int]) -> dict[str, Any]:
