@@ -26,10 +26,6 @@ _BACK_OFF = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _STABLE = 60.0
 _GRACE = 2.0
 """Seconds a worker gets to exit by itself once its socket is closed."""
-_SPINS = "2000"
-"""How long ggml's OpenMP threads spin at a barrier before they sleep; a step has about a thousand barriers. libgomp's
-own 300,000 starve both threads as soon as anything else wants their cores: measured on two cores under a load of
-eight, a step took 1,854 ms with them and 148 ms with these."""
 
 
 class Generation(AsyncIterator[Event]):
@@ -355,7 +351,7 @@ def _popen(fd: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "server.engine.worker", str(fd)],
         pass_fds=[fd],
-        env={"GOMP_SPINCOUNT": _SPINS, **os.environ, "PYTHONPATH": path, "GGML_NO_BACKTRACE": "1"},
+        env={**os.environ, "PYTHONPATH": path, "GGML_NO_BACKTRACE": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

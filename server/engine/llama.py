@@ -316,6 +316,10 @@ class Context:
         batch.struct.n_tokens = count
         return int(C.llama_decode(self._p, batch.struct))
 
+    def use_threads(self, count: int) -> None:
+        """From the next decode on."""
+        C.llama_set_n_threads(self._p, count, count)
+
     def abort(self, stop: bool = True) -> None:
         """Ask the decode under way (or the next one) to stop; from any thread. Only the CPU backend listens."""
         self._flag[0] = b"\x01" if stop else b"\x00"

@@ -14,6 +14,7 @@ import queue
 import socket
 import sys
 import threading
+import time
 import traceback
 from typing import Literal
 
@@ -27,6 +28,7 @@ from server.engine.messages import Done, Failed, ModelInfo, ModelSpec
 from server.engine.protocol import Cancel, Crashed, Decoder, Load, Ready, Refused, Step, Submit, encode
 from server.engine.sampler import PENALTY_WINDOW, NothingAllowed, TokenSampler
 from server.engine.scheduler import Scheduler, Sequence
+from server.engine.threads import Threads
 from server.engine.vocab import Vocab
 
 _CHUNK_CPU, _CHUNK_GPU = 64, 512
@@ -67,13 +69,12 @@ class Worker:
         chunk = spec.prefill_chunk or (_CHUNK_GPU if on_gpu else _CHUNK_CPU)
         self._length, cells = context_size(spec, self._model)
         self._batch = llama.Batch(spec.slots + chunk)
+        threads = spec.threads or cores()
         self._context = llama.Context(
-            self._model,
-            cells=cells,
-            sequences=spec.slots,
-            batch=self._batch.size,
-            threads=spec.threads or cores(),
+            self._model, cells=cells, sequences=spec.slots, batch=self._batch.size, threads=threads
         )
+        # A configured count is kept; beside a GPU, CPU time says nothing about the cores.
+        self._threads = Threads(threads) if not spec.threads and not on_gpu else None
         self._candidates = llama.Candidates(self._vocab.size)
         self._asked = llama.Candidates(self._vocab.size)
         self._scheduler = Scheduler(spec.slots, chunk)
@@ -98,7 +99,7 @@ class Worker:
         batch.sequence[:] = 0
         batch.output[:] = 0
         batch.output[-1] = 1
-        if self._context.decode(batch, count) != llama.OK or not self._context.remove(0):
+        if self._decode(count) != llama.OK or not self._context.remove(0):
             raise llama.LoadError("the model's first step failed")
 
     # --- the reader thread
@@ -179,7 +180,7 @@ class Worker:
         self._context.abort(False)
         if not self.inbox.empty():
             return  # perhaps a cancel, come before the reader thread could know of this step: plan again
-        result = self._context.decode(self._batch, count)
+        result = self._decode(count)
         self._flight = Flight({})
         if result == llama.OK:
             for sequence, tokens in plan:
@@ -195,6 +196,17 @@ class Worker:
                 self._context.remove(sequence.slot.id)
                 sequence.past = 0
                 self._fail(sequence, "provider-error", "llama.cpp could not decode the batch")
+
+    def _decode(self, count: int) -> int:
+        threads = self._threads
+        if threads is None:
+            return self._context.decode(self._batch, count)
+        wall, cpu = time.monotonic(), time.process_time()
+        result = self._context.decode(self._batch, count)
+        now = time.monotonic()
+        if threads.note(now - wall, time.process_time() - cpu, now):
+            self._context.use_threads(threads.count)
+        return result
 
     def _fill(self, plan: list[tuple[Sequence, int]]) -> tuple[int, list[Sequence]]:
         """Write the batch; its size, and the sequences that get logits, in order."""

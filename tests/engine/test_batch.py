@@ -74,12 +74,12 @@ def test_a_full_cache_lets_the_newest_step_aside(bench: Bench, letters: array[in
     parked = []
     park = bench.worker._scheduler.park
     bench.worker._scheduler.park = lambda: parked.append(park()) or parked[-1]  # type: ignore[method-assign]
-    for number in range(4):
-        bench.submit(number, letters, 80)
+    for number in range(3):
+        bench.submit(number, letters, 60)
     bench.run()
-    assert [bench.outputs[number].decode() for number in range(4)] == [NEXT * 20] * 4
-    assert {end.output_tokens for end in bench.ends.values() if isinstance(end, Done)} == {80}
-    assert parked  # three sequences of 133 tokens do not fit 256 cells
+    assert [bench.outputs[number].decode() for number in range(3)] == [NEXT * 15] * 3
+    assert {end.output_tokens for end in bench.ends.values() if isinstance(end, Done)} == {60}
+    assert parked  # three sequences of 113 tokens do not fit 256 cells
 
 
 def test_idle_slots_are_forgotten_before_anyone_steps_aside(bench: Bench, letters: array[int]) -> None:
@@ -87,11 +87,13 @@ def test_idle_slots_are_forgotten_before_anyone_steps_aside(bench: Bench, letter
     bench.worker.turn()
     while bench.worker._scheduler.running:
         bench.worker.turn()
-    bench.submit(2, letters, 60)
-    bench.submit(3, letters, 60)
+    [idle] = [slot for slot in bench.worker._scheduler.slots if slot.tokens]
+    bench.submit(2, letters, 40)
+    bench.submit(3, letters, 40)
     bench.run()
-    assert bench.outputs[2].decode() == bench.outputs[3].decode() == NEXT * 15
-    assert [end.output_tokens for end in bench.ends.values() if isinstance(end, Done)] == [40, 60, 60]
+    assert bench.outputs[2].decode() == bench.outputs[3].decode() == NEXT * 10
+    assert [end.output_tokens for end in bench.ends.values() if isinstance(end, Done)] == [40, 40, 40]
+    assert not idle.tokens  # three times 93 tokens do not fit 256 cells
 
 
 def test_an_aborted_step_is_done_again_for_the_survivors(bench: Bench, letters: array[int]) -> None:
