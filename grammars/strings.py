@@ -113,7 +113,8 @@ class Strings:
     def write(self, language: DFA, least: int = 0, most: int | None = None) -> Sequence:
         """The spelling, quotes included, of the texts of `language` that have `least` to `most` characters.
 
-        The language must not be empty. Raises `LimitExceeded("states")` where it would take too many rules.
+        Where there is none, a reference to a rule without alternatives, which `rules.cleaned` removes with all that
+        needs it. Raises `LimitExceeded("states")` where it would take too many rules.
         """
         if language.name is not None and not least and most is None:
             rules, sequence = _template(language, self.spelling)
@@ -130,13 +131,13 @@ class Strings:
 
     def _whole(self, language: DFA, least: int, most: int | None) -> Sequence:
         opening = (Lit(self.spelling.quote),) if self.spelling.quote else ()
-        if language.is_empty():
-            raise ValueError("an empty language has no spelling")
         if least or most is not None:
             counted = self._counted(language, least, most)
             if counted is not None:
                 return _joined((*opening, *counted))
             language = bounded(language, least, most)
+        if language.is_empty():
+            return (self._nothing,)
         return _joined((*opening, *self._automaton(language)))
 
     def _counted(self, language: DFA, least: int, most: int | None) -> list[Item] | None:
@@ -151,7 +152,7 @@ class Strings:
                 chars = tuple([(lo, hi) for lo, hi, _ in row])
                 low, high = max(0, least - length), None if most is None else most - length
                 if high is not None and high < low:
-                    raise ValueError("an empty language has no spelling")
+                    return [self._nothing]
                 items += repeat(self.grammar, self._item(chars), low, high)
                 items.append(self._end)
                 return items
@@ -160,6 +161,10 @@ class Strings:
             items.append(self._item(tuple([(lo, hi) for lo, hi, _ in row])))
             state = row[0][2]
         return None
+
+    @property
+    def _nothing(self) -> Ref:
+        return self.grammar.define("nothing", ())
 
     @property
     def _end(self) -> Lit:

@@ -6,12 +6,14 @@ import random
 
 import pytest
 
+from grammars import compile_schema
 from grammars.automata import ALL, DFA, EMPTY, intersect, strings
 from grammars.formats import format_dfa
+from grammars.gbnf import read
 from grammars.limits import LimitExceeded
 from grammars.matcher import Matcher
 from grammars.pattern import pattern_dfa
-from grammars.rules import Grammar, Lit, Ref, gbnf
+from grammars.rules import Grammar, Lit, Ref, cleaned, gbnf
 from grammars.strings import JSON, PYTHON_DOUBLE, PYTHON_SINGLE, RAW, Spelling, Strings, bounded, up_to, without
 
 from .judge import Judge
@@ -186,9 +188,21 @@ def test_every_text_but_some_names(judge: Judge) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("pattern", "least", "most"), [("^abc[a-z]*$", 0, 2), ("^(abc|abd)x?$", 0, 2), ("^a?$", 2, None), ("^a$", 3, 2)]
+)
+def test_no_text_at_all_makes_an_unsatisfiable_grammar(pattern: str, least: int, most: int | None) -> None:
+    assert not cleaned(grammar(pattern_dfa(pattern), JSON, least, most).rules)[1]
+    schema = {"type": "string", "pattern": pattern, "minLength": least} | ({} if most is None else {"maxLength": most})
+    assert not compile_schema(schema).satisfiable
+    open_ = compile_schema({"type": "object", "properties": {"a": schema}, "additionalProperties": False})
+    assert open_.satisfiable
+    matcher = Matcher(read(open_.gbnf))
+    assert not matcher.copy().accept('{"a') and matcher.accept("{}")
+
+
 def test_what_cannot_be_written_is_said() -> None:
-    with pytest.raises(ValueError, match="empty"):
-        grammar(EMPTY)
+    assert not cleaned(grammar(EMPTY).rules)[1]
     with pytest.raises(LimitExceeded) as caught:
         bounded(pattern_dfa("^(?:ab|c)*$"), 0, 30_000)
     assert caught.value.limit == "states"
