@@ -74,6 +74,7 @@ class Normalizer:
         self.tracking = tracking
         self.checks: dict[tuple[str, str], None] = {}
         self.places: dict[str, list[str]] = {}
+        self.dropped: set[Schema] = set()  # schemas whose patternProperties exceed the limits
         self.sources: dict[TextSet, tuple[str, str]] = {}
         self._shapes: dict[Term, Shape | None] = {}
         self._disjoint: dict[tuple[Term, Term], bool] = {}
@@ -774,6 +775,7 @@ class Normalizer:
             term = self.child(schema, value, scope, f"patternProperties/{escape(pattern)}")
             if atom[0] == "pattern" and self.automaton(atom) is None:
                 self.check(schema, "additionalProperties")
+                self.dropped.add(schema)
                 return (), TRUE
             patterns.append((atom, term))
             for name in props:
@@ -843,6 +845,8 @@ class Normalizer:
             self._not_array(arrays[0], schema) if arrays else (ANY_ARRAY,),
             self._not_object(objects[0]) if objects else (ANY_OBJECT,),
         )
+        if schema in self.dropped:
+            out = out._replace(objects=(ANY_OBJECT,))
         if "enum" in node:
             excluded = ANY
             plain = self._enumeration([v for v in node["enum"] if not isinstance(v, (list, dict))])

@@ -33,10 +33,10 @@ LATEST = 2020
 class Resource:
     """A document or an embedded schema with its own `$id`: what `#…` fragments refer to."""
 
-    __slots__ = ("anchors", "document", "draft", "dynamic", "path", "root", "uri")
+    __slots__ = ("anchors", "draft", "dynamic", "path", "root", "uri")
 
-    def __init__(self, uri: str, root: Any, draft: int, path: str, document: Document) -> None:
-        self.uri, self.root, self.draft, self.path, self.document = uri, root, draft, path, document
+    def __init__(self, uri: str, root: Any, draft: int, path: str) -> None:
+        self.uri, self.root, self.draft, self.path = uri, root, draft, path
         self.anchors: dict[str, Any] = {}
         self.dynamic: set[str] = set()
 
@@ -131,7 +131,6 @@ class Document:
         self.keep: list[Any] = []  # documents whose nodes are keys (by identity) of `schemas`
         self.scoped = False
         self.count = 0
-        self.loaded: set[str] = set()
         self.listed_items = False
         self.main = self._load("", schema, LATEST)
 
@@ -143,7 +142,7 @@ class Document:
     def _load(self, uri: str, node: Any, draft: int) -> Resource:
         self.keep.append(node)
         draft = self._draft(node, draft)
-        root = Resource(uri, node, draft, "", self)
+        root = Resource(uri, node, draft, "")
         self.resources[uri] = root
         self._scan(node, "", root)
         return root
@@ -236,7 +235,7 @@ class Document:
         if node is resource.root:
             resource.uri, resource.draft = uri, draft
         else:
-            resource = Resource(uri, node, draft, path, self)
+            resource = Resource(uri, node, draft, path)
         self.resources.setdefault(uri, resource)
         return resource
 
