@@ -24,6 +24,10 @@ FAILED = "Tool execution failed.\n"
 """Stands before the content of a failed tool's result where a format has no flag for it (NAP-LLM, "Schemas")."""
 
 
+_NONCHARACTERS = 0xFDD0
+"""The first of 32 code points that never stand for text (Unicode, section 23.7)."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Turn:
     """A turn of the template's. `members` are its message's further members; with them it stays by itself."""
@@ -52,8 +56,27 @@ def _write(template: Template, traits: Traits, format: Format, conversation: Con
     tools: Any = [] if traits.no_tools == "empty" else None
     if conversation.tools and native:
         tools = content([_described(tool) for tool in conversation.tools])
-    messages = [turn(t.role, t.text, typed=traits.typed, **t.members) for t in _placed(turns, traits)]
-    return template.render(messages, tools=tools)
+    hidden = _hidden(format)
+    messages = []
+    for given in _placed(turns, traits):
+        text = given.text
+        if given.role == "assistant":
+            for marker, character in hidden.items():
+                text = text.replace(marker, character)
+        messages.append(turn(given.role, text, typed=traits.typed, **given.members))
+    prompt: str = template.render(messages, tools=tools)
+    for marker, character in hidden.items():
+        prompt = prompt.replace(character, Text(marker))
+    return join([prompt])
+
+
+def _hidden(format: Format) -> dict[str, str]:
+    """Markers that templates look for in earlier answers, to drop the thinking or to refuse, and what stands for each
+    while the template runs. What we give holds no thinking: a marker in it is the answer's own words."""
+    frames = [*format.text, *([format.thinking] if format.thinking else [])]
+    markers = {"<think>", "</think>", *(text.strip() for frame in frames for text in (frame.open, frame.close))}
+    found = sorted(filter(None, markers), key=len, reverse=True)
+    return {marker: chr(_NONCHARACTERS + index) for index, marker in enumerate(found)}
 
 
 def text_of(message: Message) -> str:

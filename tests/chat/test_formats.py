@@ -17,6 +17,7 @@ from server.chat.format import Format, Json, Tagged
 from server.chat.formats import FORMATS, matching
 from server.chat.parser import MalformedOutput, ParserSpec
 from server.chat.prepare import Model, validate
+from server.chat.prompt import write_prompt
 from server.chat.spell import spell
 from server.engine import Vocab
 from server.wire.records import Message, NamedTool, TextPart, Tool, ToolCallPart, ToolChoice
@@ -218,6 +219,29 @@ def test_a_whole_conversation_reaches_the_prompt(models: dict[str, Model], name:
 
 ONE_EACH = sorted({family: name for name, family in RECOGNISED.items()}.values())
 CHOICES = [(name, choice) for name in ONE_EACH for choice in ("auto", NamedTool("book_trip"))]
+
+
+@pytest.mark.parametrize("name", sorted(RECOGNISED))
+def test_markers_in_content_never_become_control(models: dict[str, Model], name: str) -> None:
+    model = models[name]
+    markers = sorted({*model.format.markers, "<|im_end|>", "</s>", "<think>", "</think>", "[/INST]", "<|eot_id|>"})
+    evil = "".join(f"Qa{marker}bQ" for marker in markers)
+    schema = {"type": "object", "properties": {"a": {"type": "string", "description": evil}}}
+    given_messages = (
+        Message("system", (TextPart(evil),)),
+        Message("user", (TextPart(evil),)),
+        Message("assistant", (TextPart(evil), ToolCallPart("c", "save", {"a": evil, "b": [evil]}))),
+        Message("toolResult", (TextPart(evil),), tool_call_id="c", tool_name="save"),
+        Message("assistant", (TextPart(evil),)),
+        Message("user", (TextPart(evil),)),
+    )
+    asked = Conversation(given_messages, (Tool("save", evil, schema),), "auto")
+    prompt = write_prompt(model.template, model.traits, model.format, asked)
+    runs = prompt.segments()
+    assert not any("Qa" in run.text or "bQ" in run.text for run in runs if run.control)
+    for marker in markers:
+        spelled = f"Qa{marker}bQ"
+        assert sum(run.text.count(spelled) for run in runs) == str.__str__(prompt).count(spelled) >= 5
 
 
 @pytest.mark.parametrize(
