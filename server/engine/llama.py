@@ -270,20 +270,22 @@ class Context:
         sequences: int,
         batch: int,
         threads: int,
+        split: bool = False,
     ) -> None:
         params = C.llama_context_default_params()
         params.n_ctx = cells
-        # One micro-batch a decode: an abort undoes the current micro-batch only, so this makes it all or nothing.
+        # An abort undoes the current micro-batch only. In a pool there is one a decode, which makes it all or nothing.
         params.n_batch = params.n_ubatch = batch
         params.n_seq_max = sequences
         params.n_outputs_max = sequences
         params.n_threads = params.n_threads_batch = threads
-        # One pool of cells for all sequences: otherwise llama.cpp splits a batch into micro-batches of equal share for
-        # each sequence, and no prefix can be shared. The price is attention over other sequences' cells, which
-        # flash attention keeps low: 8 sequences took 81 ms a step with it and 100 without, 112 beside 4,096 foreign
-        # cells (SmolLM2-135M, one thread). It is left to llama.cpp where the backend has it (-1).
+        # One pool of cells for all sequences, or `split`: cells of its own for each. In a pool a sequence attends over
+        # the others' cells too: masked, but not free (8 sequences on two cores with AMX, SmolLM2-135M: 35 ms a step,
+        # 29 split; on one thread without AMX 81, and 112 beside 4,096 foreign cells). Split, llama.cpp cuts a batch
+        # into micro-batches of equal shares for neighbouring sequences, and every sequence's cells are set aside for
+        # it. Flash attention (81 ms a step in a pool, 100 without) is left to llama.cpp where the backend has it (-1).
         params.flash_attn_type = -1
-        params.kv_unified = True
+        params.kv_unified = not split
         params.swa_full = False
         params.no_perf = True
         self._p = C.llama_init_from_model(model._p, params)
@@ -312,7 +314,8 @@ class Context:
             self._p = None
 
     def decode(self, batch: Batch, count: int) -> int:
-        """Run the batch's first `count` tokens: OK, NO_SLOT or ABORTED (memory as before), negative on an error."""
+        """Run the batch's first `count` tokens: OK, NO_SLOT (memory as before), ABORTED (some of
+        the tokens may be in memory), negative on an error."""
         batch.struct.n_tokens = count
         return int(C.llama_decode(self._p, batch.struct))
 

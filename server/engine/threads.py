@@ -6,8 +6,8 @@ _WINDOW = 0.3
 """Seconds of decoding between judgements."""
 _VERDICT = 0.6
 """Seconds of bad judgements in a row that it takes to use fewer threads: any machine hiccups."""
-_SLACK = 0.6
-"""Cores that may be missing. Two threads beside a neighbour that takes half of one core are still quicker than one."""
+_SLACK = 0.75
+"""Cores that may be missing. Two threads beside a neighbour that takes most of one core are still quicker than one."""
 _CALM = 0.15
 """Cores that may be missing where all threads are tried again."""
 _PATIENCE = 2.0, 60.0

@@ -34,6 +34,9 @@ from server.engine.vocab import Vocab
 _CHUNK_CPU, _CHUNK_GPU = 64, 512
 """Prompt tokens a step. On a CPU 64 take about a third of a second, and larger steps are no quicker per token."""
 
+_CELL_BLOCK = 256
+"""llama.cpp gives a sequence cells by this many."""
+
 _ABORT_FROM = 16
 """Aborting a smaller step saves less than its survivors lose by decoding their tokens again."""
 
@@ -71,7 +74,12 @@ class Worker:
         self._batch = llama.Batch(spec.slots + chunk)
         threads = spec.threads or cores()
         self._context = llama.Context(
-            self._model, cells=cells, sequences=spec.slots, batch=self._batch.size, threads=threads
+            self._model,
+            cells=cells,
+            sequences=spec.slots,
+            batch=self._batch.size,
+            threads=threads,
+            split=cells >= spec.slots * self._length,
         )
         # A configured count is kept; beside a GPU, CPU time says nothing about the cores.
         self._threads = Threads(threads) if not spec.threads and not on_gpu else None
@@ -172,7 +180,8 @@ class Worker:
         return 0
 
     def _step(self) -> None:
-        plan = self._scheduler.plan()
+        # In the order of slots: a split KV cache takes neighbours together.
+        plan = sorted(self._scheduler.plan(), key=lambda entry: entry[0].slot.id)
         if not plan:
             return
         count, due = self._fill(plan)
@@ -191,7 +200,10 @@ class Worker:
                     self._advance(sequence, logits[row])
         elif result == llama.NO_SLOT:
             self._make_room()
-        elif result != llama.ABORTED:  # after an abort memory is as before: the next step does it again
+        elif result == llama.ABORTED:  # the next step does it again
+            for sequence, _ in plan:
+                self._context.remove(sequence.slot.id, sequence.past)
+        else:
             for sequence, _ in plan:
                 self._context.remove(sequence.slot.id)
                 sequence.past = 0
@@ -299,17 +311,21 @@ class Worker:
 
 
 def context_size(spec: ModelSpec, model: llama.Model) -> tuple[int, int]:
-    """Tokens one sequence may hold, and cells of the KV cache that all share.
+    """Tokens one sequence may hold, and cells of the KV cache of all.
 
-    A cell for every token that every slot may hold would mostly lie idle, so the cells are fewer: enough for two full
-    sequences or 16,384 tokens; beyond that sequences step aside for each other. What a model was trained for may
-    be more than the machine holds: unless configured, the cells stay within a quarter of its memory.
+    On a CPU every slot gets cells of its own for all its tokens where that takes at most a quarter of the memory: steps
+    are quicker so. Else there are fewer: enough for two full sequences or 16,384 tokens, in one pool; beyond that
+    sequences step aside for each other. What a model was trained for may be more than the machine holds: unless
+    configured, the pool stays within a quarter of its memory.
     """
     length = spec.context_length or model.context_trained
+    quarter = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4 // max(1, model.cell_bytes)
+    own = spec.slots * -(-length // _CELL_BLOCK) * _CELL_BLOCK
+    if own <= quarter and (spec.gpu_layers == 0 or not llama.offloads()):
+        return length, own
     cells = min(spec.slots * length, max(2 * length, 16384))
     if not spec.context_length:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        cells = min(cells, max(2048, memory // 4 // max(1, model.cell_bytes)))
+        cells = min(cells, max(2048, quarter))
     return min(length, cells), cells
 
 
