@@ -127,19 +127,14 @@ def test_a_leap_second_is_the_last_of_a_utc_day_in_every_offset() -> None:
                     assert format_accepts("date-time", "2016-12-31T" + text) == wanted
 
 
-def test_long_numbers_in_times_are_valid_and_not_offered() -> None:
-    for name, text in (
-        ("time", "10:00:00.{}Z"),
-        ("date-time", "2026-03-01T10:00:00.{}+01:00"),
-        ("duration", "PT{}S"),
-        ("duration", "P{}W"),
-    ):
+def test_long_fractions_are_valid_and_not_offered() -> None:
+    for name, text in (("time", "10:00:00.{}Z"), ("date-time", "2026-03-01T10:00:00.{}+01:00")):
         language = format_dfa(name)
         assert language is not None
-        for digits, offered in ((9, True), (10, False), (300, False)):
+        for digits, offered in ((9, True), (32, True), (33, False), (300, False)):
             assert language.accepts(text.format("1" * digits)) == offered
             assert format_accepts(name, text.format("1" * digits))
-        assert not format_accepts(name, text.format("1" * 10 + "x"))
+        assert not format_accepts(name, text.format("1" * 33 + "x"))
 
 
 @pytest.mark.parametrize("name", ["ipv4", "ipv6"])
