@@ -29,11 +29,11 @@ _HOURS = "(?:[01][0-9]|2[0-3])"
 _FRACTION = r"(?:\.[0-9]{1,32})?"  # more are valid, but a model that repeats itself would never end them
 _ZONE = f"(?:[Zz]|[+-]{_HOURS}:[0-5][0-9])"
 _TIME = f"(?:{_HOURS}:[0-5][0-9]:[0-5][0-9]{_FRACTION}{_ZONE}|23:59:60{_FRACTION}(?:[Zz]|[+-]00:00))"
-_D_SECOND = f"[0-9]+S"
+_D_SECOND = "[0-9]+S"
 _D_MINUTE = f"[0-9]+M(?:{_D_SECOND})?"
 _D_HOUR = f"[0-9]+H(?:{_D_MINUTE})?"
 _D_TIME = f"T(?:{_D_HOUR}|{_D_MINUTE}|{_D_SECOND})"
-_D_MONTH = f"[0-9]+M(?:[0-9]+D)?"
+_D_MONTH = "[0-9]+M(?:[0-9]+D)?"
 _D_DATE = f"(?:[0-9]+D|{_D_MONTH}|[0-9]+Y(?:{_D_MONTH})?)(?:{_D_TIME})?"
 _DURATION = f"P(?:{_D_DATE}|{_D_TIME}|[0-9]+W)"
 
