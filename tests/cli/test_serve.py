@@ -168,9 +168,7 @@ def test_a_conversation_on_a_terminal(running: Running) -> None:
             greeting = read_until(mine, "> ")
             assert "smol" in greeting and "Ctrl-C" in greeting
             os.write(mine, b"Say hello.\n")
-            answer = read_until(mine, " out, ")
-            assert "tokens in" in answer
-            read_until(mine, "> ")
+            assert "tokens in" in read_until(mine, " out, ", "> ")
             os.write(mine, b"\x04")
             assert chat.wait(timeout=30) == 0
         finally:
@@ -178,14 +176,16 @@ def test_a_conversation_on_a_terminal(running: Running) -> None:
             os.close(mine)
 
 
-def read_until(terminal: int, words: str) -> str:
-    """What the terminal shows up to these words."""
-    shown = ""
+def read_until(terminal: int, *words: str) -> str:
+    """What the terminal shows up to these words, one behind the other: one read may bring several of them."""
+    shown, at = "", 0
     deadline = time.monotonic() + 240
-    while words not in shown:
-        ready, _, _ = select.select([terminal], [], [], deadline - time.monotonic())
-        assert ready, shown
-        shown += os.read(terminal, 4096).decode(errors="replace")
+    for word in words:
+        while (found := shown.find(word, at)) < 0:
+            ready, _, _ = select.select([terminal], [], [], deadline - time.monotonic())
+            assert ready, shown
+            shown += os.read(terminal, 4096).decode(errors="replace")
+        at = found + len(word)
     return shown
 
 
