@@ -3,10 +3,10 @@
     python benchmarks/throughput.py --target ours=nap:http://127.0.0.1:8033 --token "$TOKEN"
     python benchmarks/throughput.py --target ours=nap:… --target theirs=openai:… --concurrency 1 4 8 --rounds 5
 
-With two targets the rounds alternate and the ratio first/second is taken pair by pair, so that a machine that warms
-up or slows down does so for both. `--start NAME=COMMAND` starts a target's server and keeps it stopped (SIGSTOP)
-outside its own rounds: one busy server at a time, and rounds close enough together to see the same machine. Tokens
-are counted from `usage`.
+With two targets the ratio first/second is taken round by round, and every other round begins with the second: a
+machine that warms up or slows down does so for both. `--start NAME=COMMAND` starts a target's server for its part of
+each round and ends it afterwards. So one server exists at a time (of two equal ones kept in memory in turn, the one
+started first was 5 to 15 % slower), and each round meets another placement in memory. Tokens are counted from `usage`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ import statistics
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import uvloop
 from drive import Outcome, Server, Workload, ask, percentile, server
 from rich.console import Console
@@ -61,37 +60,23 @@ async def run_round(asked: Server, workload: Workload, number: int, concurrency:
 
 
 @asynccontextmanager
-async def started(asked: Server, command: str | None, log: Path) -> AsyncIterator[psutil.Process | None]:
+async def started(asked: Server, command: str | None, log: Path) -> AsyncIterator[None]:
     """The target's server, started for as long as this is open where there is a command; ready and selected."""
     if command is None:
         await asked.prepare()
-        yield None
+        yield
         return
     with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
             *shlex.split(command), stdout=output, stderr=output, start_new_session=True
         )
-    tree = psutil.Process(process.pid)
     try:
         await _ready(asked, process, log)
-        pause(tree)
-        yield tree
+        yield
     finally:
         if process.returncode is None:
-            resume(tree)
             process.send_signal(signal.SIGINT)
         await process.wait()
-
-
-def pause(tree: psutil.Process | None) -> None:
-    """Stop a server with all its processes: a loaded model's threads cost the other server time even when idle."""
-    for process in [tree, *tree.children(recursive=True)] if tree else []:
-        process.suspend()
-
-
-def resume(tree: psutil.Process | None) -> None:
-    for process in [tree, *tree.children(recursive=True)] if tree else []:
-        process.resume()
 
 
 async def _ready(asked: Server, process: asyncio.subprocess.Process, log: Path) -> None:
@@ -148,34 +133,30 @@ def _rounded(values: list[float]) -> dict[str, float]:
 async def measure(options: argparse.Namespace, targets: Mapping[str, Server]) -> dict[str, Any]:
     workload = Workload(options.workload)
     commands = dict(each.split("=", 1) for each in options.start)
-    report: dict[str, Any] = {"workload": options.workload, "rounds": options.rounds, "concurrency": {}}
-    async with AsyncExitStack() as stack:
-        trees = {
-            name: await stack.enter_async_context(started(asked, commands.get(name), options.log))
-            for name, asked in targets.items()
-        }
-        for concurrency in options.concurrency:
-            requests = options.requests or max(4, 2 * concurrency)
-            rounds: dict[str, list[Round]] = {name: [] for name in targets}
-            for number in range(1, options.rounds + 1):
-                for name, asked in targets.items():
-                    resume(trees[name])
+    rounds: dict[int, dict[str, list[Round]]] = {each: {name: [] for name in targets} for each in options.concurrency}
+    for number in range(1, options.rounds + 1):
+        for name in list(targets)[:: 1 if number % 2 else -1]:
+            asked = targets[name]
+            async with started(asked, commands.get(name), options.log):
+                for concurrency, done in rounds.items():
                     # One pass beside the measurement: caches and clocks are warm, on both sides alike.
-                    if number == 1 or trees[name]:
-                        await run_round(asked, workload, 0, concurrency, concurrency)
-                    rounds[name].append(await run_round(asked, workload, number, concurrency, requests))
-                    pause(trees[name])
+                    await run_round(asked, workload, 0, concurrency, concurrency)
+                    requests = options.requests or max(4, 2 * concurrency)
+                    done[name].append(await run_round(asked, workload, number, concurrency, requests))
                     print(
                         f"concurrency {concurrency} round {number} {name}:"
-                        f" {rounds[name][-1].tokens_per_second:.1f} tokens/s",
+                        f" {done[name][-1].tokens_per_second:.1f} tokens/s",
                         file=sys.stderr,
                     )
-            report["concurrency"][str(concurrency)] = _entry(rounds, workload, requests)
-    return report
+    return {
+        "workload": options.workload,
+        "rounds": options.rounds,
+        "concurrency": {str(each): _entry(done, workload) for each, done in rounds.items()},
+    }
 
 
-def _entry(rounds: Mapping[str, list[Round]], workload: Workload, requests: int) -> dict[str, Any]:
-    entry: dict[str, Any] = {"requests_per_round": requests, "targets": {}}
+def _entry(rounds: Mapping[str, list[Round]], workload: Workload) -> dict[str, Any]:
+    entry: dict[str, Any] = {"targets": {}}
     for name, done in rounds.items():
         speeds = [each.tokens_per_second for each in done]
         outcomes = [outcome for each in done for outcome in each.outcomes]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import queue
+import select
 import socket
 import sys
 import threading
@@ -114,7 +115,10 @@ class Worker:
 
     def receive(self, decoder: Decoder) -> None:
         """Take in frames until the socket closes, which ends the process."""
-        while data := self._connection.recv(1 << 16):
+        # Polled, because a thread that waits in recv() is woken for every frame the other side has read.
+        readable = select.poll()
+        readable.register(self._connection, select.POLLIN)
+        while readable.poll() and (data := self._connection.recv(1 << 16)):
             for frame in decoder.feed(data):
                 self.put(frame)
         os._exit(0)
