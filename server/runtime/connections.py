@@ -18,9 +18,6 @@ from server.wire.records import Requirements, WireError
 
 log = logging.getLogger(__name__)
 
-IDLE = 1800.0
-"""Seconds without a generation after which a model gives its memory back."""
-
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
@@ -29,6 +26,9 @@ class Stamp:
     inode: int
     size: int
     modified: int
+    changed: int
+    """Moves with every write; unlike the time of modification nobody can set it back, so it stands for a hash of all the
+    content, which takes a minute for a large model."""
 
 
 class Connection:
@@ -44,6 +44,7 @@ class Connection:
         fetch_file: FetchFile,
         clock: Clock,
         changed: Callable[[], None] = lambda: None,
+        expired: Callable[[Connection], None] = lambda _: None,
         make_room: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         self.config = config
@@ -55,6 +56,7 @@ class Connection:
         self._fetch_file = fetch_file
         self._clock = clock
         self._changed = changed
+        self._expired = expired
         self._make_room = make_room
         self._users = 0
         self._idle: Timer | None = None
@@ -100,6 +102,7 @@ class Connection:
         self.revision += 1
         self._capabilities = None
         self.unload()
+        self._expired(self)
 
     async def capabilities(self) -> Capabilities:
         """What the model can do, cut down to what the owner offers. Raises `provider-error`."""
@@ -191,9 +194,9 @@ class Connection:
             raise WireError("provider-error", f"the connection's model cannot be loaded: {error.reason}") from None
 
     def _idle_from_now(self) -> None:
-        if self.idle:
+        if self.idle and self.config.unload_after > 0:
             self._stop_idling()
-            self._idle = self._clock.call_later(IDLE, self.unload)
+            self._idle = self._clock.call_later(self.config.unload_after, self.unload)
 
     def _stop_idling(self) -> None:
         if self._idle is not None:
@@ -236,7 +239,7 @@ def _stamp(path: Path) -> Stamp | None:
         status = path.stat()
     except OSError:
         return None
-    return Stamp(status.st_ino, status.st_size, status.st_mtime_ns)
+    return Stamp(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def meets(config: ConnectionConfig, capabilities: Capabilities, requirements: Requirements) -> bool:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from server.chat import Capabilities, Conversation, MalformedOutput, Prepared
 from server.chat.events import BlockEnd, BlockStart
-from server.config import Config
+from server.config import Config, Limits
 from server.engine.messages import Done, Failed, Job, Text
 from server.runtime.changes import Changes
 from server.runtime.clock import Clock, LoopClock
@@ -74,6 +74,7 @@ class Runtime:
                 fetch_file=fetch_file,
                 clock=self.clock,
                 changed=self.changes.notify,
+                expired=self._withdraw_consents,
                 make_room=self._make_room,
             )
             for each in config.connections
@@ -124,6 +125,7 @@ class Runtime:
             raise WireError("provider-error", "the server is shutting down")
         if sum(map(len, self._live.values())) >= self.limits.concurrent:
             raise WireError("quota-exceeded", "too many generations are active", reason="concurrency")
+        _check_images(request, self.limits)
         live = LiveGeneration(caller, id, request, next(self._numbers))
         self._live.setdefault(caller.endpoint, own)[id] = live
         deadline = self.clock.now() + self.config.server.deadline
@@ -191,12 +193,16 @@ class Runtime:
     def disable(self, connection: Connection) -> None:
         """Takes the connection away: its work is cancelled and its handles end."""
         connection.enabled = False
-        connection.expire()
         self._settle_on(connection, WireError("cancelled", "the owner disabled the connection"))
+        connection.expire()
 
     def enable(self, connection: Connection) -> None:
         connection.enabled = True
         self.changes.notify()
+
+    def _withdraw_consents(self, connection: Connection) -> None:
+        """What the owner is being asked about is no longer what would be used."""
+        self._settle(lambda live: live.connection == connection.key and live.stage == "consent", _selection_changed())
 
     async def _make_room(self) -> bool:
         """Unloads every idle model, for one that does not load. Whether there was one."""
@@ -313,7 +319,7 @@ class Runtime:
         request = live.request
         # Consent and loading take time: the selection that was asked about must still be the one that is used.
         if self.handles.resolve(live.endpoint, request.handle) is not connection:
-            raise WireError("selection-expired", "the selection has changed; select again")
+            raise _selection_changed()
         live.stage = "submitted"
         return Job(
             id=live.number,
@@ -436,6 +442,16 @@ def _check_supported(request: GenerationRequest, capabilities: Capabilities) -> 
             raise WireError("unsupported", f"this connection does not support the tool choice mode {mode}")
 
 
+def _check_images(request: GenerationRequest, limits: Limits) -> None:
+    """Raises `quota-exceeded`."""
+    images = [part.data for m in request.messages for part in m.content if isinstance(part, ImagePart)]
+    if len(images) > limits.images:
+        raise WireError("quota-exceeded", f"the request has more than {limits.images} images", reason="images")
+    # Four characters of base64 are three bytes, less the padding.
+    if any(len(data) // 4 * 3 - data.count("=", -2) > limits.image_bytes for data in images):
+        raise WireError("quota-exceeded", f"an image is larger than {limits.image_bytes} bytes", reason="images")
+
+
 def _check_fits(prepared: Prepared, context_length: int) -> None:
     # One place must be left for the first token of the answer. Before the model is loaded, nobody may know.
     if 0 < context_length <= len(prepared.tokens):
@@ -458,6 +474,10 @@ def _engine_failure(failed: Failed) -> WireError:
     if failed.code == "cancelled":
         return WireError("cancelled", "the generation was cancelled")
     return WireError("provider-error", "the engine failed during this generation")
+
+
+def _selection_changed() -> WireError:
+    return WireError("selection-expired", "the selection has changed; select again")
 
 
 def _too_long() -> WireError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from server.config import ConnectionConfig, Limits, Restrictions, Source
 from server.engine import EngineError
-from server.runtime.connections import IDLE
+from server.runtime import LiveGeneration
 from server.wire.records import ImagePart, Message, Requirements, TextPart, ToolCallPart, WireError
 from tests.runtime.doubles import World, caller, request, tool
 from tests.runtime.test_generation import begin, error, outcome
@@ -84,6 +85,12 @@ async def test_a_changed_file_ends_handles_and_engine(world: World) -> None:
     assert (await failing(world.runtime.describe(caller(), model.handle))).code == "selection-expired"
     again = await world.runtime.select(caller(), Requirements())
     assert again.handle != model.handle and world.chat.inspected == 2
+    # Of the same size, its time set back: still another file.
+    before = world.file.stat()
+    world.file.write_bytes(b"ANOTHER model")
+    os.utime(world.file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (await failing(world.runtime.describe(caller(), again.handle))).code == "selection-expired"
+    again = await world.runtime.select(caller(), Requirements())
     world.file.unlink()
     assert (await failing(world.runtime.describe(caller(), again.handle))).code == "selection-expired"
     assert (await failing(world.runtime.select(caller(), Requirements()))).code == "provider-error"
@@ -182,6 +189,35 @@ async def test_a_selection_that_changed_during_consent_is_not_used(world: World)
     assert world.engine.runs == []
 
 
+async def test_a_change_that_is_noticed_during_consent_withdraws_the_question(world: World) -> None:
+    live = await begin(world, who=caller("ask"))
+    while not world.runtime.decisions.waiting():
+        await asyncio.sleep(0)
+    world.file.write_bytes(b"another model")
+    await world.runtime.select(caller(endpoint="another"), Requirements())
+    assert (await error(live)).code == "selection-expired"
+    await asyncio.wait({live.task})  # type: ignore[arg-type]
+    assert world.runtime.decisions.waiting() == () and world.engine.runs == []
+
+
+async def test_images_are_bounded_before_anything_looks_at_them(tmp_path: Path) -> None:
+    world = World(tmp_path / "m", limits=Limits(images=2, image_bytes=4))
+    handle = (await world.runtime.select(caller(), Requirements())).handle
+
+    def begun(*images: str) -> LiveGeneration:
+        parts = tuple(ImagePart("image/png", each) for each in images)
+        return world.runtime.generate(caller(), "g", request(handle, messages=(Message("user", parts),)))
+
+    for images in (["AAAA"] * 3, ["AAAAAAA="]):
+        with pytest.raises(WireError) as refused:
+            begun(*images)
+        assert (refused.value.code, refused.value.extra) == ("quota-exceeded", {"reason": "images"})
+    # Four bytes are allowed; that this model cannot see is another matter.
+    assert (await error(begun("AAAAAA==", "AAAA"))).code == "unsupported"
+    assert world.chat.conversations == []
+    await world.runtime.close()
+
+
 async def test_images_are_counted(world: World) -> None:
     world.chat.capabilities = replace(world.chat.capabilities, images=True)
     message = Message("user", (TextPart("see"), ImagePart("image/png", "AAAA")))
@@ -263,7 +299,7 @@ async def test_an_idle_model_gives_its_memory_back_but_never_under_a_generation(
     run.done()
     await outcome(live)
     await asyncio.wait({live.task})  # type: ignore[arg-type]
-    world.clock.advance(IDLE - 1)
+    world.clock.advance(connection.config.unload_after - 1)
     assert connection.loaded is not None
     live = world.runtime.generate(caller(), "g", request(model.handle))
     run = await world.engine.run(1)
@@ -271,7 +307,7 @@ async def test_an_idle_model_gives_its_memory_back_but_never_under_a_generation(
     run.done()
     await outcome(live)
     await asyncio.wait({live.task})  # type: ignore[arg-type]
-    world.clock.advance(IDLE)
+    world.clock.advance(connection.config.unload_after)
     assert connection.loaded is None
     await connection.release()
     assert world.engine.closed
@@ -279,6 +315,19 @@ async def test_an_idle_model_gives_its_memory_back_but_never_under_a_generation(
     live = world.runtime.generate(caller(), "g", request(model.handle))
     (await world.engine.run(2)).done()
     assert (await outcome(live)).finish == "stop" and len(world.starts) == 2
+
+
+@pytest.mark.parametrize("seconds", [0, 7])
+async def test_the_owner_says_how_long_an_idle_model_stays(tmp_path: Path, seconds: float) -> None:
+    source = Source(path=tmp_path / "m")
+    world = World(tmp_path / "m", connections=(ConnectionConfig("a", "A", "a", source, unload_after=seconds),))
+    connection = world.runtime.connections[0]
+    await connection.load()
+    world.clock.advance(6)
+    assert connection.loaded is not None
+    world.clock.advance(1_000_000)
+    assert (connection.loaded is not None) == (seconds == 0)
+    await world.runtime.close()
 
 
 async def test_a_model_that_does_not_load_makes_idle_ones_give_way(tmp_path: Path) -> None:
