@@ -1,0 +1,90 @@
+"""The blocks of one output, written as events: what a parser has made certain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from server.chat.events import BlockDelta, BlockEnd, BlockEvent, BlockKind, BlockStart
+
+
+class Blocks:
+    """Opens and closes blocks and gathers their events. `new_id` makes the ids of calls.
+
+    White space around text waits until it is known what follows: before a marker it is nobody's.
+    """
+
+    def __init__(self, new_id: Callable[[], str]) -> None:
+        self._new_id = new_id
+        self._events: list[BlockEvent] = []
+        self._index = -1
+        self._open: BlockKind | None = None
+        self._space: list[str] = []
+        self._trim = False
+        self.answered = False
+        """Whether there is a block that is no thinking."""
+
+    def take(self) -> list[BlockEvent]:
+        """The events since the last time."""
+        events, self._events = self._events, []
+        return events
+
+    def start(self, kind: BlockKind, name: str | None = None) -> None:
+        """Open a block; the one before it ends."""
+        self.close()
+        self._index += 1
+        self._open = kind
+        self.answered |= kind != "thinking"
+        self._events.append(BlockStart(self._index, kind, self._new_id() if kind == "toolCall" else None, name))
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._events.append(BlockEnd(self._index))
+            self._open = None
+
+    def add(self, text: str) -> None:
+        """More of the open block."""
+        if text:
+            self._events.append(BlockDelta(self._index, text))
+
+    def say_text(self, text: str) -> None:
+        """Free text; opens a block where none of its kind is open."""
+        self._say("text", text)
+
+    def say_thinking(self, text: str) -> None:
+        self._say("thinking", text)
+
+    def _say(self, kind: BlockKind, text: str) -> None:
+        body = text.rstrip()
+        if not body:
+            self._space.append(text)
+            return
+        tail = text[len(body) :]
+        body = "".join(self._space) + body
+        if self._open != kind:
+            self.start(kind)
+            body = body.lstrip() if self._trim else body
+        self._space = [tail] if tail else []
+        self._trim = False
+        self.add(body)
+
+    def cut(self) -> None:
+        """A marker stands here: the white space around it is nobody's, and the block before it is over."""
+        self._space = []
+        self._trim = True
+        self.close()
+
+    def end_text(self) -> None:
+        """The output ends in free text: white space that stands in no marker's way belongs to it."""
+        if self._space and not self._trim:
+            if self._open != "text":
+                self.start("text")
+            self.add("".join(self._space))
+
+    def finish(self, *, whole: bool) -> None:
+        """The output is over. A call that is still open was cut short and gets no end; an answer that ended by itself
+        (`whole`) without a block is an empty text."""
+        if self._open in ("text", "thinking"):
+            self.close()
+        if whole and not self.answered:
+            self.start("text")
+            self.close()

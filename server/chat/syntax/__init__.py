@@ -1,0 +1,26 @@
+"""Reading a call's arguments, a syntax a module: whatever it is, JSON fragments come out as the text comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from server.chat.format import Literals, Syntax, Tagged, Types
+from server.chat.reader import Reader, Steps
+from server.chat.syntax.elements import read_elements
+from server.chat.syntax.literals import read_pairs
+from server.chat.syntax.objects import read_object
+
+
+def read_arguments(reader: Reader, emit: Callable[[str], None], syntax: Syntax, types: Types, after: str) -> Steps[str]:
+    """One call's arguments; `after` is the literal that follows them. What of it is still to be read is returned:
+    syntaxes that know their end only by it have read it."""
+    match syntax:
+        case Tagged() as tags:
+            yield from read_elements(reader, emit, tags, types, after)
+            return ""
+        case Literals() as notation:
+            yield from read_pairs(reader, emit, notation, types, notation.close or after)
+            return after if notation.close else ""
+        case _:
+            yield from read_object(reader, emit)
+            return after
