@@ -27,8 +27,8 @@ class Stamp:
     size: int
     modified: int
     changed: int
-    """Moves with every write; unlike the time of modification nobody can set it back, so it stands for a hash of all the
-    content, which takes a minute for a large model."""
+    """Moves with every write. Unlike the time of modification nobody can set it back, so it stands for a hash of the
+    content, which would take a minute for a large model."""
 
 
 class Connection:
