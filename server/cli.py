@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import errno
 import logging
 import os
@@ -23,8 +24,8 @@ from server.state import Consent, Select, StateError, TokenStore, default_state_
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8033
-SHUTDOWN_SECONDS = 2
-"""What connections that are still open get at shutdown, their generations settled, before they are cut."""
+SHUTDOWN_SECONDS = 1
+"""How long clients get at shutdown to read what is left for them, all generations settled, before they are cut off."""
 
 
 class CommandError(Exception):
@@ -147,7 +148,14 @@ def _serve(options: argparse.Namespace) -> int:
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             # Streams end with their terminal result; uvicorn alone would wait for them, then cut them.
             await app.state.runtime.close()
+            cutting = asyncio.get_running_loop().call_later(SHUTDOWN_SECONDS, self.cut_off)
             await super().shutdown(sockets)
+            cutting.cancel()
+
+        def cut_off(self) -> None:
+            """Ends the connections of clients that have stopped reading."""
+            for each in [*self.server_state.connections]:
+                each.transport.abort()
 
     app = create_app(config, state=options.state, host=options.host)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
@@ -161,7 +169,7 @@ def _serve(options: argparse.Namespace) -> int:
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+            timeout_graceful_shutdown=SHUTDOWN_SECONDS + 5,
         )
     )
     # uvicorn raises the signal that ended it again, for whoever started it; the end asked for is no failure.

@@ -8,6 +8,7 @@ import ipaddress
 import resource
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, TypeVar, cast, get_args
 
@@ -133,7 +134,8 @@ class Owner:
     async def _stream(self, send: Send) -> None:
         last = b""
         wrote = 0.0
-        while not self._runtime.closed:
+        closing = self._runtime.closing
+        while not closing.is_set():
             version = self._runtime.changes.version
             state = encode(self._state())
             now = time.monotonic()
@@ -146,13 +148,13 @@ class Owner:
                     }
                 )
                 last, wrote = state, now
-            await asyncio.sleep(PACE)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PACE):
+                    await closing.wait()
             lively = next(self._runtime.live(), None) is not None
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(LIVELY if lively else HEARTBEAT):
                     await self._runtime.changes.since(version)
-            except TimeoutError:
-                continue
         await send({"type": "http.response.body", "body": b""})
 
     def _state(self) -> dict[str, Any]:

@@ -89,7 +89,8 @@ class Runtime:
         self._choosing: dict[asyncio.Future[str | None], Endpoint] = {}
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
-        self.closed = False
+        self.closing = asyncio.Event()
+        """Set once the runtime takes no more work."""
 
     # --- the four operations
 
@@ -121,7 +122,7 @@ class Runtime:
         self._rate.admit(caller.endpoint, self.clock.now())
         if len(own) >= self.limits.concurrent_per_endpoint:
             raise WireError("quota-exceeded", "too many generations of this endpoint are active", reason="concurrency")
-        if self.closed:
+        if self.closing.is_set():
             raise WireError("provider-error", "the server is shutting down")
         if sum(map(len, self._live.values())) >= self.limits.concurrent:
             raise WireError("quota-exceeded", "too many generations are active", reason="concurrency")
@@ -215,7 +216,7 @@ class Runtime:
 
     async def close(self) -> None:
         """Ends everything and unloads all models."""
-        self.closed = True
+        self.closing.set()
         self.changes.notify()
         self._settle(lambda _: True, WireError("provider-error", "the server is shutting down"))
         if self._tasks:

@@ -8,6 +8,7 @@ import pty
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -198,6 +199,39 @@ def test_the_end_is_clean_and_leaves_no_process(tmp_path: Path, smollm2: Path, h
     assert stop(started, how) == 0, (tmp_path / "log").read_text()
     _, alive = psutil.wait_procs(children, timeout=10)
     assert alive == []
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["reading", "not reading"])
+def test_the_end_does_not_wait_for_a_console(tmp_path: Path, smollm2: Path, reads: bool) -> None:
+    started = start(tmp_path, smollm2)
+    address = httpx.URL(started.url)
+    made = subprocess.run(
+        started.command("token", "create", "shell", "--consent", "always"), capture_output=True, text=True, check=True
+    )
+    with socket.socket() as console:
+        console.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        console.connect((address.host, address.port))
+        head = f"GET /owner/events HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {started.owner}\r\n\r\n"
+        console.sendall(head.encode())
+        assert console.recv(100).startswith(b"HTTP/1.1 200")
+        if not reads:
+            # More state, again and again, than the sockets between them hold.
+            with httpx.Client(
+                base_url=started.url, headers={"Authorization": f"Bearer {made.stdout.strip()}"}
+            ) as shell:
+                for number in range(400):
+                    long = {
+                        f"Napplet-{name}": f"{number} " + "x" * 1000 for name in ("Identity", "Endpoint", "Account")
+                    }
+                    selected = shell.post("/nap/llm", json={"type": "llm.select", "id": "s"}, headers=long)
+                    assert "model" in selected.json()
+        assert stop(started, signal.SIGTERM) == 0
+        rest = b""
+        while reads and (chunk := console.recv(4096)):
+            rest += chunk
+    assert not reads or rest.endswith(b"\r\n0\r\n\r\n"), "the stream ends properly"
+    log = (tmp_path / "log").read_text()
+    assert "ERROR" not in log and "Traceback" not in log
 
 
 def test_the_end_does_not_wait_for_an_answer_that_streams(tmp_path: Path, smollm2: Path) -> None:

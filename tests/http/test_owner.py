@@ -258,6 +258,16 @@ async def test_a_generation_is_seen_and_stopped(site: Site) -> None:
     assert endpoint["token"] == "shell" and endpoint["handles"] == 1
 
 
+async def test_events_end_with_the_runtime_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    for pause in ("PACE", "LIVELY", "HEARTBEAT"):
+        monkeypatch.setattr(owner, pause, 3600.0)
+    async with site.owner.stream("GET", "/owner/events") as response:
+        stream = events(response)
+        await anext(stream)
+        await site.world.runtime.close()
+        assert [each async for each in stream] == []
+
+
 async def test_events_follow_the_state(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner, "PACE", 0.01)
     async with site.owner.stream("GET", "/owner/events") as response:
