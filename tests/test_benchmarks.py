@@ -134,10 +134,10 @@ async def test_two_targets_alternate_with_the_same_prompts_and_give_a_ratio() ->
         targets = {"ours": server(f"nap:{nap}", "t", None), "theirs": server(f"openai:{openai}", "", None)}
         report = await measure(options, targets)
     entry = report["concurrency"]["2"]
-    # One warming pass of two, then two rounds of three.
+    # Two rounds: a warming pass of two, then three requests.
     prompts = [each["request"]["messages"][0]["content"][0]["text"] for each in ours if "request" in each]
     assert sorted(prompts) == sorted(each["messages"][0]["content"] for each in theirs)
-    assert len(prompts) == 8
+    assert len(prompts) == 10
     assert entry["targets"]["ours"]["output_tokens"]["median"] == 128
     assert (entry["targets"]["ours"]["short"], entry["targets"]["theirs"]["short"]) == (0, 6)
     a, b = (entry["targets"][name]["tokens_per_second_rounds"] for name in ("ours", "theirs"))

@@ -288,6 +288,7 @@ class Context:
         params.kv_unified = not split
         params.swa_full = False
         params.no_perf = True
+        self._split = split
         self._p = C.llama_init_from_model(model._p, params)
         if not self._p:
             raise LoadError("the model's context cannot be made")
@@ -339,6 +340,19 @@ class Context:
     def remove(self, sequence: int, start: int = -1, end: int = -1) -> bool:
         """Forget positions start ≤ p < end of a sequence; False where its memory cannot be cut there."""
         return bool(C.llama_memory_seq_rm(self._memory, sequence, start, end))
+
+    def copy(self, source: int, target: int, count: int) -> bool:
+        """Give a sequence the first `count` positions of another, in place of all it held; False where it has nothing.
+
+        In a pool they share cells. Split, llama.cpp can copy only all cells of a sequence, and does so before the next
+        decode; what is not wanted is forgotten at once.
+        """
+        self.remove(target)
+        C.llama_memory_seq_cp(self._memory, source, target, 0, -1 if self._split else count)
+        if self._split and not self.remove(target, count):
+            self.remove(target)
+            return False
+        return True
 
     def first_position(self, sequence: int) -> int:
         """The oldest position still held, -1 where nothing is."""

@@ -100,6 +100,8 @@ class ModelSpec:
     threads: int = 0
     gpu_layers: int = -1
     prefill_chunk: int = 0
+    prefill_slowdown: float = 2.5
+    """How much longer a step of running answers may take while prompts are prefilled beside them."""
     queue: int = 64
 
 

@@ -1,8 +1,9 @@
 """Who runs, where, and how much of each prompt in the next step: policy alone, without llama.cpp.
 
 A *slot* is a place in the KV cache that holds one sequence. Finished sequences stay in their slot until another job
-needs it, so that a job which begins like one of them need not prefill what they share. Jobs wait first come,
-first served; all running sequences share each step.
+needs it. A job that begins like what any slot of its scope holds need not prefill what they share: it goes on in that
+slot, or gets a copy of its beginning. Where that is still being prefilled for another job, it waits for it. Jobs wait
+first come, first served; all running sequences share each step.
 """
 
 from __future__ import annotations
@@ -14,22 +15,30 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from server.engine.messages import Job
+from server.engine.pace import Pace
+
+WORTH = 32
+"""Tokens from which a copy of another slot's beginning pays: on a CPU it takes as long as prefilling about five."""
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """`tokens` are what the KV cache holds for this sequence id, left there by a job of `scope`."""
+    """`tokens` are those of the sequence that runs here, else what the KV cache holds, left there by a job of
+    `scope`."""
 
     id: int
     tokens: array[int] = field(default_factory=lambda: array("i"))
     scope: str = ""
     used: int = 0
-    busy: bool = False
+    runner: Sequence | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A job in the batch. The first `past` of its `tokens` are in the KV cache, the rest are still to be decoded."""
+    """A job in the batch. The first `past` of its `tokens` are in the KV cache, the rest are still to be decoded.
+
+    While it has a `leader` it waits for that sequence to prefill the first `shared` tokens, which they have in common.
+    """
 
     job: Job
     slot: Slot
@@ -39,10 +48,21 @@ class Sequence:
     cache_read: int = 0
     output: int = 0
     parked: bool = False
+    leader: Sequence | None = None
+    shared: int = 0
 
     @property
     def remaining(self) -> int:
         return len(self.tokens) - self.past
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """The first `count` tokens of a sequence, as `slot` holds them; `whole`: it holds nothing more."""
+
+    slot: Slot
+    count: int
+    whole: bool
 
 
 def common_prefix(one: array[int], other: array[int]) -> int:
@@ -70,82 +90,116 @@ def share(wanted: list[int], budget: int) -> list[int]:
 
 
 class Scheduler:
-    """Slots, the queue behind them, and the sequences that run."""
+    """Slots, the queue behind them, and the sequences that run. `copies`: a slot's beginning can be copied."""
 
-    def __init__(self, slots: int, chunk: int) -> None:
+    def __init__(self, slots: int, chunk: int, *, copies: bool = True, slowdown: float = 2.5) -> None:
         self.slots = [Slot(i) for i in range(slots)]
         self.chunk = chunk
         self.queue: deque[Job] = deque()
         self.running: list[Sequence] = []
+        self.pace = Pace(chunk, slowdown)
+        self._copies = copies
         self._clock = 0
 
     def submit(self, job: Job) -> None:
         self.queue.append(job)
 
     def drop(self, job_id: int) -> Sequence | None:
-        """Take a job out of the queue, or its sequence out of the batch."""
+        """Take a job out of the queue; or its running sequence, which is to be released."""
         for sequence in self.running:
             if sequence.job.id == job_id:
-                self.release(sequence)
                 return sequence
         self.queue = deque(job for job in self.queue if job.id != job_id)
         return None
 
-    def admit(self) -> tuple[Sequence, int] | None:
-        """Give the next waiting job a slot; the sequence, and how many of the slot's tokens it begins with.
+    def admit(self) -> tuple[Sequence, Prefix] | None:
+        """Give the next waiting job a slot; the sequence, and the prefix to reuse.
 
-        The free slot of the same scope with the longest common prefix, where that is worth giving up the rest of
-        what the slot holds; else the one longest unused.
+        It goes on where a free slot of its scope holds little else than what it begins with. Otherwise it takes the
+        slot longest unused, and a copy of its beginning from where that is held longest, running sequences included.
         """
         if not self.queue or any(sequence.parked for sequence in self.running):
             return None
-        free = [slot for slot in self.slots if not slot.busy]
+        free = [slot for slot in self.slots if slot.runner is None]
         if not free:
             return None
         job = self.queue.popleft()
-
-        def fit(slot: Slot) -> tuple[int, int]:
-            common = common_prefix(slot.tokens, job.tokens) if slot.scope == job.scope else 0
-            # every conversation of a template begins alike: that much is no reason to overwrite another one
-            return (common if 2 * common >= min(len(slot.tokens), len(job.tokens)) else 0, -slot.used)
-
-        slot = max(free, key=fit)
-        common, _ = fit(slot)
+        common = {
+            slot.id: common_prefix(slot.tokens, job.tokens) if slot.scope == job.scope else 0 for slot in self.slots
+        }
+        donor = max(self.slots if self._copies else free, key=lambda slot: (common[slot.id], slot.runner is None))
+        count = common[donor.id]
+        worth = self._copies and count >= WORTH  # every conversation of a template begins alike: that is worth no copy
+        if donor.runner is None and count and 2 * count >= len(donor.tokens):
+            slot = donor
+        else:
+            others = [slot for slot in free if slot is not donor] if worth else []
+            slot = min(others or free, key=lambda each: each.used)
+        count = count if worth or slot is donor else 0
+        prefix = Prefix(donor, count, count == len(donor.tokens))
         self._clock += 1
-        slot.busy, slot.scope = True, job.scope
         sequence = Sequence(job, slot, self._clock, array("i", job.tokens))
+        if count and donor.runner is not None and donor.runner.past < count:
+            sequence.leader, sequence.shared = donor.runner, count
+            prefix = Prefix(donor, 0, whole=False)
+        slot.scope, slot.tokens, slot.runner = job.scope, sequence.tokens, sequence
         self.running.append(sequence)
-        return sequence, common
+        return sequence, prefix
 
-    def release(self, sequence: Sequence) -> None:
-        """The sequence has ended; what the KV cache holds of it stays in its slot."""
+    def awaited(self) -> list[tuple[Sequence, Prefix]]:
+        """The sequences whose leader has prefilled what they share: they wait no longer."""
+        found = []
+        for sequence in self.running:
+            leader = sequence.leader
+            if leader is not None and leader.past >= sequence.shared:
+                sequence.leader = None
+                found.append((sequence, Prefix(leader.slot, sequence.shared, whole=False)))
+        return found
+
+    def release(self, sequence: Sequence) -> tuple[Sequence, Prefix] | None:
+        """The sequence has ended; what the KV cache holds of it stays in its slot.
+
+        Of those that waited for it the first goes on with what there is (it is returned), and leads the others.
+        """
         self._clock += 1
         slot = sequence.slot
-        slot.tokens, slot.used, slot.busy = sequence.tokens[: sequence.past], self._clock, False
+        slot.tokens, slot.used, slot.runner = sequence.tokens[: sequence.past], self._clock, None
         self.running.remove(sequence)
         for other in self.running:
             other.parked = False
+        return self._succeed(sequence)
+
+    def _succeed(self, leader: Sequence) -> tuple[Sequence, Prefix] | None:
+        waiting = [sequence for sequence in self.running if sequence.leader is leader]
+        if not waiting:
+            return None
+        first, *rest = waiting
+        for other in rest:
+            other.leader, other.shared = first, min(first.shared, other.shared)
+        first.leader = None
+        return first, Prefix(leader.slot, min(leader.past, first.shared), whole=False)
 
     def plan(self) -> list[tuple[Sequence, int]]:
         """The next step: every decoding sequence's one token, then the chunk, shared by those in prefill.
 
-        Sharing it keeps a short prompt from waiting behind a long one; half a chunk beside decoding sequences keeps
-        their stalls short, at a tenth of the prefill's speed.
+        Sharing it keeps a short prompt from waiting behind a long one. Beside decoding sequences the chunk is as large
+        as their pace allows.
         """
-        decoding = [(s, 1) for s in self.running if s.remaining == 1 and not s.parked]
-        prefilling = [s for s in self.running if s.remaining > 1 and not s.parked]
-        budget = (self.chunk + 1) // 2 if decoding else self.chunk
+        awake = [s for s in self.running if not s.parked and s.leader is None]
+        decoding = [(s, 1) for s in awake if s.remaining == 1]
+        prefilling = [s for s in awake if s.remaining > 1]
+        budget = self.pace.chunk if decoding else self.chunk
         shares = share([s.remaining for s in prefilling], budget)
         return decoding + list(zip(prefilling, shares, strict=True))
 
     def evict(self) -> Slot | None:
         """The idle slot to forget when the KV cache is full: the one longest unused that still holds something."""
-        idle = [slot for slot in self.slots if not slot.busy and slot.tokens]
+        idle = [slot for slot in self.slots if slot.runner is None and slot.tokens]
         return min(idle, key=lambda slot: slot.used, default=None)
 
     def park(self) -> Sequence | None:
         """Evicting was not enough: the newest sequence steps aside until another ends. None where only one runs."""
-        awake = [sequence for sequence in self.running if not sequence.parked]
+        awake = [sequence for sequence in self.running if not sequence.parked and sequence.leader is None]
         if len(awake) < 2:
             return None
         newest = max(awake, key=lambda sequence: sequence.order)

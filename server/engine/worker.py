@@ -28,7 +28,7 @@ from server.engine.device import cores
 from server.engine.messages import Done, Failed, ModelInfo, ModelSpec
 from server.engine.protocol import Cancel, Crashed, Decoder, Load, Ready, Refused, Step, Submit, encode
 from server.engine.sampler import PENALTY_WINDOW, NothingAllowed, TokenSampler
-from server.engine.scheduler import Scheduler, Sequence
+from server.engine.scheduler import Prefix, Scheduler, Sequence
 from server.engine.threads import Threads
 from server.engine.vocab import Vocab
 
@@ -86,7 +86,12 @@ class Worker:
         self._threads = Threads(threads) if not spec.threads and not on_gpu else None
         self._candidates = llama.Candidates(self._vocab.size)
         self._asked = llama.Candidates(self._vocab.size)
-        self._scheduler = Scheduler(spec.slots, chunk)
+        self._scheduler = Scheduler(
+            spec.slots,
+            chunk,
+            copies=not self._model.recurrent,  # a running state cannot be cut
+            slowdown=spec.prefill_slowdown,
+        )
         self._samplers: dict[int, tuple[TokenSampler, Guard | None]] = {}
         self._flight = Flight({})
         self._output: list[tuple[int, bytes, int]] = []
@@ -139,6 +144,8 @@ class Worker:
     def turn(self) -> None:
         """Take in what has come (wait for it, where there is nothing to do), run one step, say what it brought."""
         self._take_in()
+        for sequence, prefix in self._scheduler.awaited():
+            self._adopt(sequence, prefix)
         while (admitted := self._scheduler.admit()) is not None:
             self._start(*admitted)
         self._step()
@@ -153,12 +160,12 @@ class Worker:
             if isinstance(frame, Submit):
                 scheduler.submit(frame.job)
             elif (sequence := scheduler.drop(frame.job_id)) is not None:
-                del self._samplers[sequence.job.id]
+                self._release(sequence)
 
-    def _start(self, sequence: Sequence, common: int) -> None:
-        """Prepare a new sequence's sampler, and cut its slot's memory to what it shares."""
+    def _start(self, sequence: Sequence, prefix: Prefix) -> None:
+        """Prepare a new sequence: the memory of its slot, and its sampler."""
         job = sequence.job
-        sequence.past = sequence.cache_read = self._reuse(sequence, common)
+        self._adopt(sequence, prefix)
         try:
             guard = Guard(job.constraint, self._model, self._vocab, self._asked) if job.constraint else None
         except ConstraintError as error:
@@ -170,18 +177,28 @@ class Worker:
                 sampler.accept(token)
         self._samplers[job.id] = (sampler, guard)
 
-    def _reuse(self, sequence: Sequence, common: int) -> int:
-        """Keep the first tokens of the slot that the sequence begins with, where that is provably right."""
-        slot = sequence.slot
-        keep = min(common, len(sequence.tokens) - 1)  # the last prompt token's logits are needed
+    def _adopt(self, sequence: Sequence, prefix: Prefix) -> None:
+        """Begin with what a slot holds of the sequence's first tokens, where that is provably right."""
+        context, slot, donor = self._context, sequence.slot, prefix.slot
+        keep = min(prefix.count, len(sequence.tokens) - 1)  # the last prompt token's logits are needed
         if self._model.recurrent:
-            keep = keep if keep == len(slot.tokens) else 0  # a running state cannot be cut
-        elif (window := self._model.window) and self._context.first_position(slot.id) > max(0, keep - window):
+            keep = keep if prefix.whole and keep == prefix.count else 0  # a running state cannot be cut
+        elif (window := self._model.window) and context.first_position(donor.id) > max(0, keep - window):
             keep = 0  # what the window needs has been overwritten
-        if keep and (keep == len(slot.tokens) or self._context.remove(slot.id, keep)):
-            return keep
-        self._context.remove(slot.id)
-        return 0
+        if not keep:
+            context.remove(slot.id)
+        elif donor is not slot:
+            keep = keep if context.copy(donor.id, slot.id, keep) else 0
+        elif not (prefix.whole and keep == prefix.count) and not context.remove(slot.id, keep):
+            context.remove(slot.id)
+            keep = 0
+        sequence.past = sequence.cache_read = keep
+
+    def _release(self, sequence: Sequence) -> None:
+        """A sequence leaves the batch; who waited for its prefill goes on with what there is."""
+        self._samplers.pop(sequence.job.id, None)
+        if (follower := self._scheduler.release(sequence)) is not None:
+            self._adopt(*follower)
 
     def _step(self) -> None:
         # In the order of slots: a split KV cache takes neighbours together.
@@ -193,9 +210,12 @@ class Worker:
         self._context.abort(False)
         if not self.inbox.empty():
             return  # perhaps a cancel, come before the reader thread could know of this step: plan again
+        began = time.monotonic()
         result = self._decode(count)
         self._flight = Flight({})
         if result == llama.OK:
+            decoding = sum(tokens == 1 for _, tokens in plan)
+            self._scheduler.pace.note(decoding, count - decoding, time.monotonic() - began)
             for sequence, tokens in plan:
                 sequence.past += tokens
             if due:
@@ -288,11 +308,10 @@ class Worker:
         elif (sequence := scheduler.park()) is not None:
             self._context.remove(sequence.slot.id)
         else:
-            for sequence in list(scheduler.running):
-                if not sequence.parked:
-                    self._context.remove(sequence.slot.id)
-                    sequence.past = 0
-                    self._fail(sequence, "provider-error", "the KV cache is full")
+            for sequence, _ in scheduler.plan():
+                self._context.remove(sequence.slot.id)
+                sequence.past = 0
+                self._fail(sequence, "provider-error", "the KV cache is full")
 
     def _finish(self, sequence: Sequence, finish: Literal["stop", "length"]) -> None:
         prompt = len(sequence.job.tokens)
@@ -302,8 +321,7 @@ class Worker:
         self._settle(sequence, Failed(code, reason))
 
     def _settle(self, sequence: Sequence, end: Done | Failed) -> None:
-        self._scheduler.release(sequence)
-        self._samplers.pop(sequence.job.id, None)
+        self._release(sequence)
         self._ended.append((sequence.job.id, end))
 
     def _report(self) -> None:

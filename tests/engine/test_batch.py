@@ -14,7 +14,7 @@ import pytest
 
 from server.engine import Done, Failed, Job, ModelSpec, Sampling, Segment, Vocab, llama, worker
 from server.engine.protocol import Cancel, Decoder, Step, Submit
-from server.engine.scheduler import Sequence, Slot
+from server.engine.scheduler import Prefix, Sequence, Slot
 from server.engine.worker import Worker
 from tests.engine.test_generate import LETTERS, NEXT
 
@@ -135,6 +135,31 @@ def test_a_small_share_of_a_step_is_no_reason_to_abort(bench: Bench, letters: ar
     assert set(bench.ends) == {1, 2}
 
 
+@pytest.mark.parametrize("cells", [600, 256], ids=["split", "pool"])
+def test_jobs_that_begin_alike_prefill_it_once(
+    smollm2: Path, letters: array[int], monkeypatch: pytest.MonkeyPatch, cells: int
+) -> None:
+    monkeypatch.setattr(worker, "context_size", lambda spec, model: (200, cells))
+    bench = Bench(smollm2)
+    prompt = letters[:-3]
+    for number in range(3):
+        job = Job(number, array("i", prompt), Sampling(temperature=0), "scope", deadline=0, max_tokens=12)
+        bench.worker.put(Submit(job))
+    counts = []
+    decode = bench.worker._context.decode
+
+    def counting(batch: llama.Batch, count: int) -> int:
+        counts.append(count)
+        return decode(batch, count)
+
+    bench.worker._context.decode = counting  # type: ignore[method-assign]
+    bench.run()
+    assert len({bench.outputs[number] for number in range(3)}) == 1
+    ends = [bench.ends[number] for number in range(3)]
+    assert [end.cache_read_tokens for end in ends if isinstance(end, Done)] == [0, len(prompt) - 1, len(prompt) - 1]
+    assert sum(counts) == len(prompt) + 2 + 3 * 11
+
+
 class Memory:
     """The memory of a slot, as `Context` shows it."""
 
@@ -174,5 +199,6 @@ def test_a_prefix_is_kept_only_where_that_is_right(
     tokens = array("i", range(prompt))
     job = Job(1, tokens, Sampling(), "scope", deadline=0)
     sequence = Sequence(job, Slot(0, tokens=array("i", range(held))), 1, tokens)
-    assert Worker._reuse(stub, sequence, common) == kept
+    Worker._adopt(stub, sequence, Prefix(sequence.slot, common, common == held))
+    assert sequence.past == sequence.cache_read == kept
     assert memory.cuts == cuts

@@ -5,7 +5,8 @@ from __future__ import annotations
 from array import array
 
 from server.engine import Job, Sampling
-from server.engine.scheduler import Scheduler, Sequence, common_prefix, share
+from server.engine.pace import Pace
+from server.engine.scheduler import WORTH, Scheduler, Sequence, common_prefix, share
 
 
 def job(number: int, tokens: list[int], scope: str = "s") -> Job:
@@ -13,10 +14,20 @@ def job(number: int, tokens: list[int], scope: str = "s") -> Job:
 
 
 def admitted(scheduler: Scheduler) -> list[tuple[Sequence, int]]:
+    """The sequences that get a slot, and how many tokens they reuse."""
     found = []
     while (one := scheduler.admit()) is not None:
-        found.append(one)
+        found.append((one[0], one[1].count))
     return found
+
+
+def finished(scheduler: Scheduler, number: int, tokens: list[int], scope: str = "s") -> Sequence:
+    """A job that has run alone; what it was stays in its slot."""
+    scheduler.submit(job(number, tokens, scope))
+    [(sequence, _)] = admitted(scheduler)
+    sequence.past = len(tokens)
+    scheduler.release(sequence)
+    return sequence
 
 
 def test_common_prefix() -> None:
@@ -33,12 +44,12 @@ def test_the_smallest_come_first_and_none_starves() -> None:
 
 
 def test_a_step_decodes_everything_and_shares_the_chunk() -> None:
-    scheduler = Scheduler(slots=4, chunk=8)
+    scheduler = Scheduler(slots=4, chunk=24)
     for number, length in enumerate([1, 20, 3, 1]):
         scheduler.submit(job(number, list(range(length))))
     admitted(scheduler)
     plan = {sequence.job.id: count for sequence, count in scheduler.plan()}
-    assert plan == {0: 1, 3: 1, 1: 1, 2: 3}
+    assert plan == {0: 1, 3: 1, 1: 9, 2: 3}
 
 
 def test_a_prefill_alone_takes_the_whole_chunk() -> None:
@@ -79,10 +90,7 @@ def test_a_job_takes_the_slot_it_begins_like_within_its_scope() -> None:
 
 def test_a_short_common_beginning_overwrites_no_other_conversation() -> None:
     scheduler = Scheduler(slots=2, chunk=8)
-    scheduler.submit(job(1, list(range(20))))
-    [(sequence, _)] = admitted(scheduler)
-    sequence.past = 20
-    scheduler.release(sequence)
+    sequence = finished(scheduler, 1, list(range(20)))
     scheduler.submit(job(2, [0, 1, *range(50, 60)]))
     [(other, common)] = admitted(scheduler)
     assert other.slot is not sequence.slot and common == 0
@@ -106,3 +114,92 @@ def test_room_is_made_by_idle_slots_then_by_the_newest_sequence() -> None:
     assert scheduler.park() is None
     scheduler.release(one)
     assert [sequence for sequence, _ in scheduler.plan()] == [two]
+
+
+def test_a_beginning_is_copied_from_where_it_is_held() -> None:
+    scheduler = Scheduler(slots=4, chunk=8)
+    system = list(range(40))
+    first = finished(scheduler, 1, [*system, *range(100, 160)])
+    scheduler.submit(job(2, [*system, 7]))
+    [(second, prefix)] = [scheduler.admit() or (None, None)]
+    assert second is not None and prefix is not None
+    assert second.slot is not first.slot, "the other conversation is kept"
+    assert (prefix.slot, prefix.count, prefix.whole) == (first.slot, 40, False)
+    second.past = 41
+    scheduler.submit(job(3, [*system, 7, 8]))
+    [(third, prefix)] = [scheduler.admit() or (None, None)]
+    assert third is not None and prefix is not None
+    assert third.leader is None and (prefix.slot, prefix.count) == (second.slot, 41), "of a running sequence too"
+    scheduler.submit(job(4, [*system, 7], "other"))
+    [(_, count)] = admitted(scheduler)
+    assert count == 0, "never from another scope"
+    scheduler.release(third)
+    scheduler.submit(job(5, [*system, 100, 101, 3]))
+    [(fifth, prefix)] = [scheduler.admit() or (None, None)]
+    assert fifth is not None and prefix is not None
+    assert (fifth.slot, prefix.slot, prefix.count) == (third.slot, first.slot, 42)
+
+
+def test_a_short_common_beginning_is_worth_no_copy() -> None:
+    scheduler = Scheduler(slots=2, chunk=8)
+    first = finished(scheduler, 1, list(range(100)))
+    scheduler.submit(job(2, [*range(WORTH - 1), 7]))
+    [(second, count)] = admitted(scheduler)
+    assert second.slot is not first.slot and count == 0
+
+
+def test_a_memory_that_cannot_be_cut_is_not_copied() -> None:
+    scheduler = Scheduler(slots=2, chunk=8, copies=False)
+    first = finished(scheduler, 1, list(range(100)))
+    scheduler.submit(job(2, [*range(40), 7]))
+    scheduler.submit(job(3, [*range(100), 7]))
+    (second, count), (third, other) = admitted(scheduler)
+    assert second.slot is not first.slot and count == 0
+    assert third.slot is first.slot and other == 100
+
+
+def test_jobs_that_begin_alike_prefill_it_once() -> None:
+    scheduler = Scheduler(slots=4, chunk=64)
+    system = list(range(200))
+    for number in range(3):
+        scheduler.submit(job(number, [*system, 1000 + number, 7]))
+    (leader, _), (second, count), (third, _) = admitted(scheduler)
+    assert count == 0 and second.leader is third.leader is leader and second.shared == 200
+    assert scheduler.plan() == [(leader, 64)] and scheduler.awaited() == []
+    leader.past = 200
+    found = scheduler.awaited()
+    assert [(sequence, prefix.slot, prefix.count) for sequence, prefix in found] == [
+        (second, leader.slot, 200),
+        (third, leader.slot, 200),
+    ]
+    assert second.leader is None and scheduler.awaited() == []
+
+
+def test_who_waited_for_a_sequence_that_ends_goes_on_and_leads() -> None:
+    scheduler = Scheduler(slots=4, chunk=64)
+    system = list(range(200))
+    for number in range(3):
+        scheduler.submit(job(number, [*system, 1000 + number, 7]))
+    (leader, _), (second, _), (third, _) = admitted(scheduler)
+    leader.past = 64
+    follower = scheduler.release(leader)
+    assert follower is not None and follower[0] is second
+    assert (follower[1].slot, follower[1].count) == (leader.slot, 64)
+    assert second.leader is None and third.leader is second and third.shared == 200
+    second.past = 64
+    assert [sequence for sequence, _ in scheduler.plan()] == [second]
+    assert scheduler.release(third) is None
+
+
+def test_the_chunk_follows_what_running_answers_can_bear() -> None:
+    pace = Pace(64, slowdown=2.5)
+    assert pace.chunk == 32
+    pace.note(4, 0, 0.020)
+    for _ in range(20):
+        pace.note(4, pace.chunk, 0.020 + 0.002 * pace.chunk)
+    assert 10 <= pace.chunk <= 15, "20 ms alone leave 30 ms for 15 tokens"
+    for _ in range(20):
+        pace.note(4, pace.chunk, 0.020 + 0.0001 * pace.chunk)
+    assert pace.chunk == 64
+    pace.note(0, 64, 5.0)
+    assert pace.chunk == 64, "nobody was kept waiting"

@@ -1,0 +1,40 @@
+"""How many prompt tokens a step takes beside running answers."""
+
+from __future__ import annotations
+
+_LEAST = 8
+"""Tokens a step: prompts always make progress."""
+_FEWER, _MORE = 0.75, 1.25
+_SMOOTH = 0.2
+"""Weight of a new step in the moving average."""
+
+
+class Pace:
+    """The chunk that slows running answers down by no more than `slowdown`.
+
+    A control loop without a model of the machine: steps that decode alone give the pace of the answers; a step that
+    also prefills and takes longer than `slowdown` times that makes the next chunk smaller, one well below it larger.
+    """
+
+    def __init__(self, most: int, slowdown: float) -> None:
+        self._most = most
+        self._slowdown = slowdown
+        self._alone = 0.0
+        self._chunk = float(max(_LEAST, most // 2))
+
+    @property
+    def chunk(self) -> int:
+        """Prompt tokens of the next step that also decodes."""
+        return min(self._most, int(self._chunk))
+
+    def note(self, decoding: int, prefilling: int, seconds: float) -> None:
+        """Note a step of so many decoding sequences and prompt tokens."""
+        if not decoding:
+            return
+        if not prefilling:
+            self._alone += (_SMOOTH if self._alone else 1.0) * (seconds - self._alone)
+        elif self._alone and prefilling * 2 > self.chunk:  # a step with little to prefill tells nothing of a full one
+            if seconds > self._slowdown * self._alone:
+                self._chunk = max(float(_LEAST), self._chunk * _FEWER)
+            elif seconds < 0.8 * self._slowdown * self._alone:
+                self._chunk = min(float(self._most), self._chunk * _MORE)
