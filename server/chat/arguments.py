@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from grammars import Compiled, compile_schema
@@ -19,31 +19,33 @@ _NAMED = frozenset(
 
 
 class Arguments:
-    """The arguments of one tool, as a format writes them.
+    """The arguments of one tool, as the spellings of a format write them.
 
     `checked`: the grammar, or what the parser makes of raw text, is wider than the schema, so that completed arguments
     must be validated. `satisfiable`: some value is valid. `types`: how the parser decodes values that stand raw.
     Raises `UnsupportedSchema` and `InvalidSchema` of `grammars`.
     """
 
-    def __init__(self, schema: Mapping[str, Any], syntax: Syntax) -> None:
-        self._syntax = syntax
-        self._schema = compiled(schema, syntax)
-        self.satisfiable = self._schema.satisfiable
-        self.types: Types = {} if isinstance(syntax, Json) else member_types(schema)
-        self.checked = bool(self._schema.checks) or not (
-            isinstance(syntax, Json) or (_NAMED.issuperset(schema) and all(map(self._certain, self.types.values())))
+    def __init__(self, schema: Mapping[str, Any], syntaxes: Iterable[Syntax]) -> None:
+        self._compiled = {syntax: compiled(schema, syntax) for syntax in syntaxes}
+        self.satisfiable = all(each.satisfiable for each in self._compiled.values())
+        raw = [syntax for syntax in self._compiled if not isinstance(syntax, Json)]
+        self.types: Types = member_types(schema) if raw else {}
+        self.checked = any(each.checks for each in self._compiled.values()) or any(
+            not _NAMED.issuperset(schema) or not all(_certain(syntax, kinds) for kinds in self.types.values())
+            for syntax in raw
         )
 
-    def _certain(self, kinds: tuple[str, ...]) -> bool:
-        """Whether a raw value of these types is read as what the grammar took it for."""
-        untold = isinstance(self._syntax, Tagged) and not self._syntax.typed
-        return not untold or "string" not in kinds or len(kinds) == 1
-
-    def write(self, gbnf: Gbnf, prefix: str) -> str:
+    def write(self, gbnf: Gbnf, prefix: str, syntax: Syntax) -> str:
         """Add the rules, all names prefixed; what stands for the arguments in other rules."""
-        gbnf.add(self._schema.rules(prefix))
+        gbnf.add(self._compiled[syntax].rules(prefix))
         return f"{prefix}root"
+
+
+def _certain(syntax: Syntax, kinds: tuple[str, ...]) -> bool:
+    """Whether a raw value of these types is read as what the grammar took it for."""
+    untold = isinstance(syntax, Tagged) and not syntax.typed
+    return not untold or "string" not in kinds or len(kinds) == 1
 
 
 def compiled(schema: Mapping[str, Any], syntax: Syntax | None = None) -> Compiled:

@@ -56,7 +56,7 @@ class _Writer:
         thinking = self._format.thinking
         return Constraint(
             self._gbnf.text(" | ".join(roots)),
-            tuple(calls.marker for calls in spellings),
+            tuple(dict.fromkeys(calls.marker for calls in spellings)),
             (thinking.open.strip(), thinking.close.strip()) if thinking else None,
             self._thinking_open,
         )
@@ -97,7 +97,7 @@ class _Writer:
 
     def _after(self, calls: Calls, part: str | Slot, tool: str, arguments: Arguments, prefix: str) -> str:
         if part is ARGUMENTS:
-            return arguments.write(self._gbnf, prefix)
+            return arguments.write(self._gbnf, prefix, calls.syntax)
         return quote(tool) if part is AGAIN else self._part(calls, part)
 
     def _first(self, text: str) -> str:

@@ -87,7 +87,9 @@ class Calls:
     """`begin` call (`between` call)* `end`; `call` is one call as literals and slots.
 
     `anchored`: the first literal is common text (a brace), so calls are recognised only where the output starts with
-    one. `most` bounds how many calls the grammar lets a model write in one turn: small models repeat themselves.
+    one. `bare`: a call without its markers; outside of them such a call, whole and to an offered tool, is a call, and
+    text otherwise. `most` bounds how many calls the grammar lets a model write in one turn: small models repeat
+    themselves.
     """
 
     call: tuple[str | Slot, ...]
@@ -97,6 +99,7 @@ class Calls:
     syntax: Syntax = Json()
     id: str = "[a-zA-Z0-9]{9}"
     """What fills the `ID` slot, in GBNF."""
+    bare: tuple[str | Slot, ...] = ()
     anchored: bool = False
     most: int = 8
 

@@ -17,7 +17,7 @@ from server.chat.events import BlockEvent
 from server.chat.format import AGAIN, ARGUMENTS, NAME, Calls, Format, Frame, Literals, Slot, Tagged, Types
 from server.chat.reader import SPACE, WORD, MalformedOutput, OutputEnded, Reader, Steps, literal_end, may_become, walk
 from server.chat.syntax import read_arguments
-from server.chat.syntax.objects import read_object, read_string
+from server.chat.syntax.objects import NOTHING, read_object, read_string, value
 
 __all__ = ["MalformedOutput", "Parser", "ParserSpec", "make_parser", "new_call_id"]
 
@@ -91,12 +91,9 @@ class Parser:
 
     def _output(self) -> Steps[None]:
         spec, format = self._spec, self._spec.format
-        if spec.lead and format.thinking and spec.lead == format.thinking.open:
-            self._reader.at = len(spec.lead)
+        if format.thinking and (yield from self._reader.choose([format.thinking.open])) is not None:
             yield from self._thinking(format.thinking)
         if format.forced and spec.calls == "allowed":
-            if format.thinking and (yield from self._reader.choose([format.thinking.open])) is not None:
-                yield from self._thinking(format.thinking)
             yield from self._framed(format)
             return
         for calls in format.calls if spec.calls != "ignored" else ():
@@ -129,12 +126,18 @@ class Parser:
         spec, blocks, until = self._spec, self._blocks, self._reader.until
         thinking = {format.thinking.open.strip(): format.thinking} if format.thinking else {}
         text = {} if format.forced else {frame.open: frame for frame in format.text}
-        calls = {}
-        if spec.calls != "ignored" and not format.forced:
-            calls = {calls.marker: calls for calls in format.calls if not calls.anchored}
-        markers = [*thinking, *text, *calls, *format.noise]
+        calls: dict[str, list[Calls]] = {}
+        for each in format.calls if spec.calls != "ignored" and not format.forced else ():
+            if not each.anchored:
+                calls.setdefault(each.marker, []).append(each)
+        # A JSON answer may look like a call without being one.
+        bare = [each for each in format.calls if each.bare] if spec.calls == "allowed" and not spec.json else []
+        braces = ["{"] if bare else []
+        markers = [*thinking, *text, *calls, *format.noise, *braces]
         while (marker := (yield from until(markers, blocks.say_text))) is not None:
-            if marker in thinking:
+            if marker in braces:
+                yield from self._bare(bare[0], marker)
+            elif marker in thinking:
                 yield from self._thinking(thinking[marker])
             elif marker in text:
                 blocks.cut()
@@ -143,15 +146,48 @@ class Parser:
                     blocks.cut()
             elif marker in format.noise:
                 blocks.cut()
-            elif spec.calls == "allowed" and not format.framed:
-                yield from self._section(calls[marker])
-            elif not (yield from self._recognised(calls[marker], marker)):
-                blocks.say_text(marker)
-            elif spec.calls == "allowed":
-                yield from self._section(calls[marker])
+            elif spec.calls == "allowed" and not format.framed and len(calls[marker]) == 1:
+                yield from self._section(calls[marker][0])
             else:
-                raise MalformedOutput("a call where none is allowed")
+                yield from self._marked(calls[marker], marker)
         blocks.end_text()
+
+    def _marked(self, spellings: Sequence[Calls], marker: str) -> Steps[None]:
+        """Calls in one of the spellings that begin with this marker, which has been read; or the marker is text."""
+        for calls in spellings:
+            if (yield from self._recognised(calls, marker)):
+                if self._spec.calls != "allowed":
+                    raise MalformedOutput("a call where none is allowed")
+                yield from self._section(calls)
+                return
+        if self._spec.calls == "allowed" and not self._spec.format.framed:
+            yield from self._section(spellings[0])  # which will say what is wrong
+        else:
+            self._blocks.say_text(marker)
+
+    def _bare(self, calls: Calls, marker: str) -> Steps[None]:
+        """A call without its markers where a whole one to an offered tool stands, else text; `marker` has been read."""
+        self._reader.at -= len(marker)
+        call = yield from self._reader.tried(self._whole_call(calls))
+        if call is None:
+            self._reader.at += len(marker)
+            self._blocks.say_text(marker)
+            return
+        name, arguments = call
+        self._blocks.cut()
+        self._blocks.start("toolCall", name)
+        self._blocks.add(arguments)
+        self._blocks.cut()
+
+    def _whole_call(self, calls: Calls) -> Steps[tuple[str, str]]:
+        """Name and arguments of a call without its markers."""
+        name: list[str] = []
+        arguments: list[str] = []
+        yield from self._call(calls, calls.bare, name.append, arguments.append)
+        text = "".join(arguments)
+        if value(text) is NOTHING:
+            raise MalformedOutput("the arguments of a call are not JSON")
+        return name[0], text
 
     def _thinking(self, frame: Frame) -> Steps[None]:
         self._blocks.cut()
@@ -164,7 +200,8 @@ class Parser:
         parts = calls.call if calls.begin else calls.call[1:]
         between = calls.between.strip()
         while True:
-            yield from self._call(calls, parts)
+            yield from self._call(calls, parts, lambda name: self._blocks.start("toolCall", name), self._blocks.add)
+            self._blocks.cut()
             if not calls.begin:
                 return  # the next call, if any, has a marker of its own
             following = between or str(calls.call[0])
@@ -175,8 +212,11 @@ class Parser:
                 return
             parts = calls.call if between else calls.call[1:]
 
-    def _call(self, calls: Calls, parts: Sequence[str | Slot]) -> Steps[None]:
-        reader, blocks = self._reader, self._blocks
+    def _call(
+        self, calls: Calls, parts: Sequence[str | Slot], begin: Callable[[str], None], emit: Callable[[str], None]
+    ) -> Steps[None]:
+        """One call: `begin` takes its name, `emit` its arguments as JSON."""
+        reader = self._reader
         types: Types = {}
         name = ""
         rest = iter((*parts, ""))
@@ -186,9 +226,9 @@ class Parser:
                 if name not in self._spec.tools:
                     raise MalformedOutput("a call to a tool that was not offered")
                 types = self._spec.tools[name]
-                blocks.start("toolCall", name)
+                begin(name)
             elif part is ARGUMENTS:
-                after = yield from read_arguments(reader, blocks.add, calls.syntax, types, str(next(rest)))
+                after = yield from read_arguments(reader, emit, calls.syntax, types, str(next(rest)))
                 yield from self._expect(after)
             elif part is AGAIN:
                 if (yield from reader.word()) != name:
@@ -197,7 +237,6 @@ class Parser:
                 yield from reader.word()
             else:
                 yield from self._expect(part)
-        blocks.cut()
 
     def _expect(self, literal: str) -> Steps[None]:
         yield from self._reader.expect(literal, "a call is not written as its format has it")

@@ -5,7 +5,7 @@ Nothing of a model but its vocabulary is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -63,14 +63,16 @@ class Model:
         except TemplateError as error:
             raise WireError("unsupported", str(error)) from None
         choice = conversation.tool_choice
-        syntax = self.format.calls[0].syntax
+        syntaxes = tuple(dict.fromkeys(calls.syntax for calls in self.format.calls))
         callable_tools = {
-            tool.name: compiled(tool, syntax)
+            tool.name: compiled(tool, syntaxes)
             for tool in conversation.tools
             if choice != "none" and (not isinstance(choice, NamedTool) or choice.name == tool.name)
         }
         json = conversation.format == "json"
         lead = self._lead(prompt)
+        # Text may run into a call that no grammar has seen: of a framed format, or without its markers.
+        unseen = self.format.framed or (choice == "auto" and any(calls.bare for calls in self.format.calls))
         return Prepared(
             tokens=self.vocab.tokenize(prompt.segments()),
             constraint=constraint(
@@ -91,12 +93,7 @@ class Model:
                 json=json,
                 lead=lead,
             ),
-            checked_tools=frozenset(
-                # A framed format's text may run into a call that no grammar has seen.
-                name
-                for name, given in callable_tools.items()
-                if given.checked or self.format.framed
-            ),
+            checked_tools=frozenset(name for name, given in callable_tools.items() if given.checked or unseen),
         )
 
     def _lead(self, prompt: Text) -> str:
@@ -117,10 +114,10 @@ def model(path: str, template: str | None) -> Model:
     return Model(vocab, template)
 
 
-def compiled(tool: Tool, syntax: Syntax) -> Arguments:
+def compiled(tool: Tool, syntaxes: Iterable[Syntax]) -> Arguments:
     """A tool's arguments as the format writes them. Raises WireError naming tool, path and keyword."""
     try:
-        found = Arguments(tool.parameters, syntax)
+        found = Arguments(tool.parameters, syntaxes)
     except UnsupportedSchema as error:
         raise WireError("unsupported", f"tool {tool.name}: {error}") from None
     except InvalidSchema as error:

@@ -38,10 +38,24 @@ class Reader:
         self.buffer = text
         self.at = 0
         self.ended = False
+        self._kept: int | None = None
 
     def feed(self, text: str) -> None:
-        self.buffer = self.buffer[self.at :] + text
-        self.at = 0
+        done = self.at if self._kept is None else self._kept
+        self.buffer = self.buffer[done:] + text
+        self.at -= done
+        self._kept = None if self._kept is None else 0
+
+    def tried(self, steps: Steps[T]) -> Steps[T | None]:
+        """What these steps return; where they fail it is None, and nothing has been read."""
+        self._kept = self.at
+        try:
+            return (yield from steps)
+        except (MalformedOutput, OutputEnded):
+            self.at = self._kept
+            return None
+        finally:
+            self._kept = None
 
     @property
     def waiting(self) -> int:

@@ -277,6 +277,18 @@ def test_what_a_model_writes_is_allowed_and_read(
 
 
 @pytest.mark.parametrize("name", ONE_EACH)
+def test_every_spelling_may_follow_its_marker(models: dict[str, Model], matcher: Matcher, name: str) -> None:
+    format = models[name].format
+    prepared = models[name].prepare(Conversation(conversation("auto").messages[:2], TOOLS, "auto"))
+    assert prepared.constraint is not None
+    for calls in format.calls if prepared.constraint.markers else ():
+        text = str.__str__(spell(calls, [("book_trip", id_of(format, 0), FULL)]))
+        assert calls.marker in prepared.constraint.markers
+        assert matcher.accepts(prepared.constraint.grammar, text[text.index(calls.marker) :])
+        assert read(spec(format), list(text)).calls == [("book_trip", FULL)]
+
+
+@pytest.mark.parametrize("name", ONE_EACH)
 def test_wrong_calls_are_refused_by_the_grammar(models: dict[str, Model], matcher: Matcher, name: str) -> None:
     model = models[name]
     prepared = model.prepare(Conversation(conversation("auto").messages[:2], TOOLS, NamedTool("book_trip")))

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from server.chat.events import BlockDelta, BlockEnd, BlockStart
 from server.chat.format import Types
+from server.chat.formats import FORMATS
 from server.chat.formats.generic import FORMAT
 from server.chat.parser import MalformedOutput, Parser, ParserSpec, new_call_id
+from server.chat.spell import spell
 from tests.chat.blocks import Block, read
 
 TOOLS: dict[str, Types] = {"get_weather": {}, "save_note": {}}
@@ -166,3 +168,47 @@ def test_call_ids_are_unique_and_url_safe() -> None:
     ids = {new_call_id() for _ in range(1000)}
     assert len(ids) == 1000
     assert all(len(id) == 29 and id.startswith("call_") and id.replace("-", "_").isidentifier() for id in ids)
+
+
+def test_a_json_answer_that_looks_like_a_call_is_an_answer() -> None:
+    answer = '{"name": "save_note", "arguments": {"text": "x"}}'
+    reading = read(ParserSpec(FORMATS["hermes"], "allowed", TOOLS, json=True), list(answer))
+    assert reading.of("text") == answer and not reading.calls
+
+
+def test_a_bare_call_where_none_is_allowed_is_text() -> None:
+    answer = '{"name": "save_note", "arguments": {"text": "x"}}'
+    assert read(ParserSpec(FORMATS["hermes"], "refused"), list(answer)).of("text") == answer
+
+
+@given(
+    st.lists(
+        st.sampled_from(['{"name": "save_note", "arguments": ', "{", "}", '{"a": 1}', " ", "<tool_call>", '"', "x"])
+    ),
+    st.lists(st.integers(0, 10_000), max_size=12),
+)
+def test_braces_in_text_are_read_alike_however_they_are_cut(parts: list[str], places: list[int]) -> None:
+    spec = ParserSpec(FORMATS["hermes"], "allowed", TOOLS)
+    text = "".join(parts)
+    whole = read(spec, [text], "length")
+    assert whole == read(spec, cut(text, places), "length") == read(spec, list(text), "length")
+    if "<tool_call>" not in text and not whole.calls:
+        assert whole.of("text") == text
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_what_waits_stays_small_however_long_the_output(name: str) -> None:
+    """Each step looks at what is not certain yet: while that is short, a step costs the same at any length."""
+    format = FORMATS[name]
+    spec = ParserSpec(format, "allowed", {"save_note": {"text": ("string",)}})
+    prose = "Here < is { some [ prose: a=b, and\n\n more. " * 40
+    call = str.__str__(spell(format.calls[0], [("save_note", "1", {"text": "some words " * 200})]))
+    thought = f"{format.thinking.open}{prose}{format.thinking.close}{format.next}" if format.thinking else ""
+    text = "" if format.calls[0].anchored or format.framed else prose
+    parser = Parser(spec)
+    longest = 0
+    for char in thought + text + call:
+        parser.feed(char)
+        longest = max(longest, parser.waiting)
+    assert longest <= 120
+    assert parser.finish("stop") is not None

@@ -12,6 +12,7 @@ FORMATS = (
             Calls(
                 call=("<tool_call>", '\n{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}\n</tool_call>"),
                 between="\n",
+                bare=('{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}"),
             ),
         ),
     ),

@@ -19,6 +19,12 @@ FORMATS = (
                 end="]<|tool_call_end|>",
                 syntax=PYTHON,
             ),
+            Calls(
+                begin="<|tool_call_start|>[",
+                call=('{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}"),
+                between=", ",
+                end="]<|tool_call_end|>",
+            ),
         ),
     ),
     Format(

@@ -77,7 +77,7 @@ class _Values:
         """The inside of a Python string literal, as the inside of a JSON string."""
         reader = self._reader
         while True:
-            text, reader.at, waiting = decode(reader.buffer, reader.at, quote)
+            text, reader.at, waiting = decode(reader.buffer, reader.at, quote, python=True)
             self._say(text)
             if not waiting:
                 return
