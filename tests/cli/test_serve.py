@@ -72,6 +72,11 @@ def start(directory: Path, smollm2: Path) -> Running:
     return Running(process, found[1], found[2], state)
 
 
+def client(running: Running, token: str) -> httpx.Client:
+    """A shell, as patient as a busy machine needs."""
+    return httpx.Client(base_url=running.url, headers={"Authorization": f"Bearer {token}"}, timeout=120)
+
+
 def stop(running: Running, how: signal.Signals) -> int:
     running.process.send_signal(how)
     return running.process.wait(timeout=30)
@@ -242,7 +247,7 @@ def test_the_end_does_not_wait_for_an_answer_that_streams(tmp_path: Path, smollm
     # Hundreds of tokens, whatever the model would rather say.
     numbers = {"type": "array", "items": {"type": "integer"}, "minItems": 400}
     parameters = {"type": "object", "properties": {"numbers": numbers}, "required": ["numbers"]}
-    with httpx.Client(base_url=started.url, headers={"Authorization": f"Bearer {made.stdout.strip()}"}) as shell:
+    with client(started, made.stdout.strip()) as shell:
         selected = shell.post("/nap/llm", json={"type": "llm.select", "id": "s"}).json()
         request = {
             "handle": selected["model"]["handle"],
