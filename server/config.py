@@ -76,6 +76,8 @@ class ConnectionConfig:
     slots: int = 8
     threads: int = 0
     gpu_layers: int = -1
+    prefill_slowdown: float = 2.5
+    """How many times longer a step of running answers may take while prompts are prefilled beside them."""
     unload_after: float = 1800.0
     """Seconds without a generation after which the model gives its memory back; 0: never."""
     sampling: Sampling = field(default_factory=Sampling)
@@ -90,6 +92,7 @@ class ConnectionConfig:
             slots=self.slots,
             threads=self.threads,
             gpu_layers=self.gpu_layers,
+            prefill_slowdown=self.prefill_slowdown,
             queue=queue,
         )
 
@@ -131,6 +134,9 @@ class ServerConfig:
     """Origins of browser shells (CORS)."""
     owner_from: tuple[Network, ...] = ()
     """Addresses beside loopback from which the owner's API answers."""
+    cache_scope: str = "endpoint"
+    """Who may reuse the cached beginning of another's prompt. `shared`: everyone, which lets the time to the first
+    token tell one endpoint what another has asked."""
     limits: Limits = field(default_factory=Limits)
 
 
@@ -174,6 +180,7 @@ def _server(table: _Table) -> ServerConfig:
         allowed_hosts=table.texts("allowed_hosts", default.allowed_hosts, _host),
         allowed_origins=table.texts("allowed_origins", default.allowed_origins, _origin),
         owner_from=tuple(ipaddress.ip_network(each) for each in table.texts("owner_from", (), _network)),
+        cache_scope=table.text("cache_scope", default.cache_scope, pattern="endpoint|shared"),
         limits=_limits(table.table("limits")),
     )
     table.finish()
@@ -206,6 +213,7 @@ def _connection(key: str, table: _Table, directory: Path) -> ConnectionConfig:
         slots=table.integer("slots", 8, 1, 256),
         threads=table.integer("threads", 0, 0, 1024),
         gpu_layers=table.integer("gpu_layers", -1, -1, 10_000),
+        prefill_slowdown=table.number("prefill_slowdown", 2.5, 1, 100),
         unload_after=table.number("unload_after", 1800, 0, 10**9),
         sampling=_sampling(table.table("sampling")),
         capabilities=_restrictions(table.table("capabilities")),

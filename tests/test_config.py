@@ -61,6 +61,7 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
         allowed_hosts = ["box.local", "192.168.0.2", "fe80::1"]
         allowed_origins = ["https://shell.example", "http://localhost:8080"]
         owner_from = ["172.17.0.0/16", "10.0.0.1"]
+        cache_scope = "shared"
         limits = {{ body_bytes = 1000, concurrent = 2, requests_per_minute = 0, queue = 0, max_tokens = 5 }}
 
         [models.b]
@@ -70,6 +71,7 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
         slots = 2
         threads = 1
         gpu_layers = 0
+        prefill_slowdown = 4
         unload_after = 0.5
         template = "chat.jinja"
         source.pypi = {{ distribution = "a-b", version = "1.0", member = "a/b.gguf", sha256 = "{SHA256}" }}
@@ -84,6 +86,7 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
     server = config.server
     assert not server.enabled
     assert server.deadline == 1.5
+    assert server.cache_scope == "shared"
     assert server.owner_from == (ip_network("172.17.0.0/16"), ip_network("10.0.0.1/32"))
     assert (server.limits.body_bytes, server.limits.queue, server.limits.max_tokens) == (1000, 0, 5)
     first, second = config.connections
@@ -92,6 +95,7 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
     assert first.sampling == Sampling(0.0, 1, 0.5, 0.0, 1.1, 7)
     assert first.capabilities == Restrictions(False, True, True, ("auto", "none"))
     assert first.unload_after == 0.5
+    assert first.spec(Path("/f.gguf"), queue=0).prefill_slowdown == 4
     assert first.template == "{{ messages }}"
     assert second.source == Source(path=Path("/somewhere/a.gguf"))
     spec = first.spec(Path("/f.gguf"), queue=server.limits.queue)
@@ -107,6 +111,7 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
 
 REFUSED = [
     # file, table, key
+    ('[server]\ncache_scope = "all"\n' + MINIMAL, "server", "cache_scope"),
     ("", "models", ""),
     ("[other]\n" + MINIMAL, "", "other"),
     ("server = 1\n" + MINIMAL, "", "server"),

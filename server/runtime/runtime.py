@@ -328,7 +328,7 @@ class Runtime:
             sampling=connection.config.sampling
             if request.temperature is None
             else replace(connection.config.sampling, temperature=request.temperature),
-            scope=live.endpoint.scope,
+            scope="" if self.config.server.cache_scope == "shared" else live.endpoint.scope,
             deadline=deadline,
             max_tokens=_lower(request.max_tokens, self.limits.max_tokens),
             constraint=prepared.constraint,
