@@ -6,7 +6,7 @@ import { showDecisions, tickDecisions } from "./decisions.js";
 import { byId, setText } from "./dom.js";
 import { showGenerations, tickGenerations } from "./generations.js";
 import { hasGpu, lookAtMachine, showModels } from "./models.js";
-import { ownToken, showPlayground, startPlayground } from "./playground.js";
+import { answerOwn, ownToken, showPlayground, startPlayground } from "./playground.js";
 import { forget, keep, token } from "./session.js";
 import { focusView, startUi } from "./ui.js";
 
@@ -69,7 +69,7 @@ function signIn(problem) {
 
 function show(next) {
   const first = state === null;
-  state = next;
+  state = { ...next, decisions: answerOwn(next.decisions) };
   showGenerations(state.generations, state.connections);
   showModels(state.connections);
   showAccess(state, ownToken());

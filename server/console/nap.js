@@ -24,9 +24,10 @@ export class Shell {
     };
   }
 
-  async select(requirements) {
-    const envelope = { type: "llm.select", id: newId(), requirements };
-    const response = await reach("/nap/llm", { method: "POST", headers: this.headers, body: JSON.stringify(envelope) });
+  /** Aborting `signal` withdraws the question, where the owner is being asked. */
+  async select(requirements, signal) {
+    const body = JSON.stringify({ type: "llm.select", id: newId(), requirements });
+    const response = await reach("/nap/llm", { method: "POST", headers: this.headers, body, signal });
     return checked(await response.json()).model;
   }
 

@@ -10,7 +10,10 @@ import { announce } from "./ui.js";
 const IDENTITY = "console-playground";
 
 let own = null;
+/** The handle, its label, and the key of the connection that it stands for. */
 let selection = null;
+/** The key of the connection that is being selected, and what gives that up. */
+let choosing = null;
 let messages = [];
 /** Calls of the last turn that wait for their results: `{call, field}`. */
 let calls = [];
@@ -39,16 +42,34 @@ export function startPlayground() {
   addEventListener("pagehide", leave);
 }
 
-/** Offers the models of the connections that are enabled. */
+/** Offers the connections that are enabled, each by itself, whatever model it has. */
 export function showPlayground(connections) {
   const select = byId("request-model");
-  const offered = new Map(connections.filter((each) => each.enabled).map((each) => [each.model, each.name]));
+  const named = (name) => connections.filter((each) => each.name === name).length;
+  const offered = connections
+    .filter((each) => each.enabled)
+    .map(({ key, name }) => [key, named(name) > 1 ? `${name} (${key})` : name]);
   const known = [...select.options].map((each) => `${each.value} ${each.text}`).join();
-  if (known === [...offered].map((each) => each.join(" ")).join()) return;
+  if (known === offered.map((each) => each.join(" ")).join()) return;
   const kept = select.value;
   select.replaceChildren(
-    ...[...offered].map(([model, name]) => el("option", { value: model, selected: model === kept }, name)),
+    ...offered.map(([key, label]) => el("option", { value: key, selected: key === kept }, label)),
   );
+}
+
+/** Answers what the playground itself asks the owner, with what stands in the form; gives the other questions. */
+export function answerOwn(decisions) {
+  return decisions.filter((each) => {
+    if (own === null || each.endpoint.token !== own.name) return true;
+    if (choosing !== null && choosing.asked !== each.id) {
+      const { key, attempt } = choosing;
+      choosing.asked = each.id;
+      call("POST", `/owner/selections/${each.id}`, { connection: key }).catch(
+        () => attempt.abort(new Error("This connection cannot be used now.")),
+      );
+    }
+    return false;
+  });
 }
 
 function leave() {
@@ -62,20 +83,32 @@ function leave() {
 async function shell() {
   if (own === null) {
     const name = `playground-${newId().slice(0, 8)}`;
-    const { token } = await call("POST", "/owner/tokens", { name, consent: "always", select: "default" });
+    const { token } = await call("POST", "/owner/tokens", { name, consent: "always", select: "ask" });
     own = { name, shell: new Shell(token, IDENTITY) };
   }
   return own.shell;
 }
 
-/** The handle of the chosen model, selected anew where the choice has changed. */
-async function handle() {
-  const model = byId("request-model").value;
-  if (!model) throw new Error("No model is enabled.");
-  if (selection?.wanted !== model) {
-    selection = { wanted: model, ...(await (await shell()).select({ model })) };
+/** The handle of the chosen connection, selected anew where the choice has changed. */
+async function handle(signal) {
+  const key = byId("request-model").value;
+  if (!key) throw new Error("No model is enabled.");
+  if (selection?.key === key) return selection.handle;
+  const attempt = new AbortController();
+  const stop = () => attempt.abort(signal.reason);
+  signal.addEventListener("abort", stop);
+  try {
+    const caller = await shell();
+    choosing = { key, attempt };
+    selection = { key, ...(await caller.select({}, attempt.signal)) };
+    return selection.handle;
+  } catch (error) {
+    // A stream that is given up tells its own reason.
+    throw attempt.signal.aborted ? attempt.signal.reason : error;
+  } finally {
+    choosing = null;
+    signal.removeEventListener("abort", stop);
   }
-  return selection.handle;
 }
 
 function clear() {
@@ -166,7 +199,7 @@ async function turn(added) {
 
 async function generate(request, answer, signal) {
   const attempt = async () => {
-    const asked = { ...request, handle: await handle() };
+    const asked = { ...request, handle: await handle(signal) };
     signal.throwIfAborted();
     answer.begin(selection.name);
     return (await shell()).generate(asked, (delta) => answer.take(delta), signal);

@@ -132,19 +132,25 @@ class Served:
 class Site(Served):
     """A server over doubles. `run(n)` is the n-th job that reached its engine."""
 
-    def __init__(self, background: Background, directory: Path, *, helpers: bool) -> None:
-        self.world = background.do(self._make_world(directory))
+    def __init__(
+        self,
+        background: Background,
+        directory: Path,
+        *,
+        helpers: bool = False,
+        models: tuple[tuple[str, str], ...] = (("small", "SmolLM2 135M"), ("large", "Qwen3 4B")),
+    ) -> None:
+        self.world = background.do(self._make_world(directory, models))
         state = directory / "state"
         pool = HelperPool(size=1) if helpers else None
         app = create_app(self.world.config, self.world.runtime, tokens=TokenStore(state), helpers=pool)
         super().__init__(background, app, state)
 
-    async def _make_world(self, directory: Path) -> World:
+    async def _make_world(self, directory: Path, models: tuple[tuple[str, str], ...]) -> World:
         file = directory / "model.gguf"
-        names = {"small": "SmolLM2 135M", "large": "Qwen3 4B"}
         connections = tuple(
             ConnectionConfig(key=key, name=name, model=name.replace(" ", "-"), source=Source(path=file))
-            for key, name in names.items()
+            for key, name in models
         )
         return World(file, server=ServerConfig(deadline=300), connections=connections, real_clock=True)
 
@@ -269,7 +275,15 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture
 def site(background: Background, tmp_path: Path) -> Iterator[Site]:
-    made = Site(background, tmp_path, helpers=False)
+    made = Site(background, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def twin_site(background: Background, tmp_path: Path) -> Iterator[Site]:
+    """A site with two connections that differ in nothing but their keys."""
+    made = Site(background, tmp_path, models=(("careful", "Qwen3 4B"), ("creative", "Qwen3 4B")))
     yield made
     made.close()
 

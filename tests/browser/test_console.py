@@ -354,6 +354,29 @@ def test_the_playground_stops_an_answer(site: Site, page: Page) -> None:
     page.until(lambda: page.field("Message").get_attribute("value") == "Count.")
 
 
+def test_the_playground_tells_connections_apart_that_have_one_model(twin_site: Site, page: Page) -> None:
+    opened(twin_site, page, "Playground")
+    used = []
+    for number, option in enumerate(("Qwen3 4B (creative)", "Qwen3 4B (careful)")):
+        page.choose("Model", option)
+        page.field("Message").send_keys("Hello.", Keys.ENTER)
+        run = twin_site.run(number)
+        used.extend(each.connection for each in twin_site.world.runtime.live())
+        twin_site.soon(run.say, f"Answer {number}.")
+        twin_site.soon(run.done)
+        page.shows(f"Answer {number}.", "#chat-log")
+        page.until(lambda: page.button("Send"))
+    assert used == ["creative", "careful"]
+    # What the page itself asks is no question to the person before it.
+    assert "asks for a model" not in (page.find("#announcer").get_attribute("textContent") or "")
+    page.visit("Overview")
+    page.shows("Nothing waits for your decision.")
+    # Another one asks, and stays asked.
+    choice = twin_site.shell("tablet", select="ask").select()
+    page.press("Deny")
+    assert choice.result(SECONDS)["error"]["code"] == "user-cancelled"
+
+
 def test_it_is_good_to_look_at_at_every_width_and_in_both_schemes(
     compiling_site: Site, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
