@@ -1,13 +1,15 @@
 """Where the conformance cases run.
 
 By themselves they run against our own server twice over: with a controllable engine, and with SmolLM2. With
-`pytest tests/conformance --base-url URL --token T --shell-token S` they run against any server of the binding; what
-needs an engine that misbehaves on command, or the owner, is skipped there, each with its reason.
+`pytest tests/conformance --base-url URL --token T --shell-token S --owner-token O` they run against any server of the
+binding; what it cannot be made to show is skipped there, each case under its id with its reason.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
+import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -33,26 +35,82 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--base-url", help="server to run the cases against")
     group.addoption("--token", help="a token of policy consent=always")
     group.addoption("--shell-token", help="a token of policy consent=shell")
+    group.addoption("--owner-token", help="the owner's token, for the cases in which the owner decides")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs(what): what a server that is merely given cannot be made to show")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "anywhere" in metafunc.fixturenames:
+        given = metafunc.config.getoption("--base-url", None) is not None
+        metafunc.parametrize("anywhere", ["real"] if given else ["controlled", "real"], indirect=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--base-url", None) is None:
-        return
-    reason = "needs an engine that misbehaves on command, or the owner's decisions"
+    given = config.getoption("--base-url", None) is not None
     for item in items:
-        if isinstance(item, pytest.Function) and "make" in item.fixturenames:
-            item.add_marker(pytest.mark.skip(reason=reason))
+        if not isinstance(item, pytest.Function) or "make" not in item.fixturenames:
+            continue
+        needs = item.get_closest_marker("needs")
+        if needs is None:
+            raise pytest.UsageError(f"{item.name} does not say what it needs beyond a server")
+        if given:
+            item.add_marker(pytest.mark.skip(reason=f"{case(item.name)} needs {needs.args[0]}"))
+
+
+def case(name: str) -> str:
+    """The id of the conformance case that a test belongs to."""
+    found = re.match(r"test_llm_c(\d\d)_", name)
+    assert found, name
+    return f"LLM-C{found[1]}"
 
 
 class Shell:
-    """A shell of the binding: one token, any endpoints, raw envelopes."""
+    """A shell of the binding: one token, any endpoints, raw envelopes; and the owner, where his token is given."""
 
-    def __init__(self, base_url: str, token: str, shell_token: str | None = None) -> None:
-        self.http = httpx.AsyncClient(
-            base_url=base_url, headers={"authorization": f"Bearer {token}"}, timeout=120, verify=False, trust_env=False
-        )
+    def __init__(
+        self, base_url: str, token: str, shell_token: str | None = None, owner_token: str | None = None
+    ) -> None:
+        self.http = _client(base_url, token)
         self.shell_token = shell_token
+        self.owned = owner_token is not None
+        self.owner = _client(base_url, owner_token or "")
+        self._made: set[str] = set()
         self._ids = 0
+
+    async def close(self) -> None:
+        for name in self._made:
+            await self.owner.delete(f"/owner/tokens/{name}")
+        await self.http.aclose()
+        await self.owner.aclose()
+
+    def need_owner(self) -> None:
+        if not self.owned:
+            pytest.skip("needs --owner-token")
+
+    async def asking(self) -> dict[str, str]:
+        """Headers of another shell, whose generations the owner decides on."""
+        self.need_owner()
+        name = f"conformance-{secrets.token_hex(6)}"
+        made = await self.owner.post("/owner/tokens", json={"name": name})
+        assert made.status_code == 200, made.text
+        self._made.add(name)
+        return {"authorization": f"Bearer {made.json()['token']}", "napplet_identity": "notes;hash"}
+
+    async def decisions(self) -> list[dict[str, Any]]:
+        """What waits for the owner because of us."""
+        state = (await self.owner.get("/owner/state")).json()
+        return [each for each in state["decisions"] if each["endpoint"]["token"] in self._made]
+
+    async def submitted(self) -> object:
+        """What every engine has done so far, as far as it can be seen: alike where nothing was submitted in between."""
+        if not self.owned:
+            return None
+        state = (await self.owner.get("/owner/state")).json()
+        seen = ("state", "active", "queued", "outputTokens")
+        return [[each["key"], *(each.get(name) for name in seen)] for each in state["connections"]]
 
     async def post(self, envelope: dict[str, Any], **headers: str) -> httpx.Response:
         return await self.http.post("/nap/llm", json=envelope, headers=_names(headers))
@@ -105,16 +163,16 @@ class Controlled(Shell):
     """A shell before our server whose engine does as it is told; wire, chat and runtime are the real ones."""
 
     def __init__(self, base_url: str, tokens: TokenStore, world: World, vocab: Vocab, script: Script) -> None:
-        super().__init__(base_url, tokens.create("always", consent="always"), tokens.create("shell", consent="shell"))
-        self.tokens, self.world, self.engine, self.vocab, self.script = tokens, world, world.engine, vocab, script
-        self.owner = httpx.AsyncClient(
-            base_url=base_url, headers={"authorization": f"Bearer {owner_token(tokens.directory)}"}, verify=False
+        super().__init__(
+            base_url,
+            tokens.create("always", consent="always"),
+            tokens.create("shell", consent="shell"),
+            owner_token(tokens.directory),
         )
+        self.world, self.engine, self.vocab, self.script = world, world.engine, vocab, script
 
-    @property
-    def asking(self) -> dict[str, str]:
-        """Headers of a shell whose generations the owner decides on."""
-        return {"authorization": f"Bearer {self.tokens.create('asking')}", "napplet_identity": "notes;hash"}
+    async def submitted(self) -> object:
+        return len(self.engine.runs), len(self.world.starts)
 
     def prompt(self, number: int = -1) -> str:
         """What the engine was given to read."""
@@ -144,6 +202,11 @@ class _Scripted:
 
     def finish(self, finish: Any) -> list[BlockEvent]:
         return [] if self._used else self._parser.finish(finish)
+
+
+def _client(base_url: str, token: str) -> httpx.AsyncClient:
+    headers = {"authorization": f"Bearer {token}"}
+    return httpx.AsyncClient(base_url=base_url, headers=headers, timeout=120, verify=False, trust_env=False)
 
 
 def _names(headers: dict[str, str]) -> dict[str, str]:
@@ -199,9 +262,11 @@ async def shell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
         token = request.config.getoption("--token")
         if token is None:
             pytest.fail("--base-url needs --token")
-        shell = Shell(base_url, token, request.config.getoption("--shell-token"))
+        shell = Shell(
+            base_url, token, request.config.getoption("--shell-token"), request.config.getoption("--owner-token")
+        )
         yield shell
-        await shell.http.aclose()
+        await shell.close()
         return
     path: Path = request.getfixturevalue("smollm2")
     connection = ConnectionConfig("smollm2", "SmolLM2", MODEL, Source(path=path), context_length=1024, threads=1)
@@ -212,9 +277,10 @@ async def shell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
             f"http://127.0.0.1:{port}",
             tokens.create("always", consent="always"),
             tokens.create("shell", consent="shell"),
+            owner_token(tokens.directory),
         )
         yield shell
-        await shell.http.aclose()
+        await shell.close()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -256,8 +322,7 @@ async def make(pool: HelperPool, smollm2: Path, vocab: Vocab, tmp_path: Path) ->
             tokens = TokenStore(tmp_path / "state")
             port = await stack.enter_async_context(listening(create_app(world.config, world.runtime, tokens=tokens)))
             controlled = Controlled(f"http://127.0.0.1:{port}", tokens, world, vocab, script)
-            stack.push_async_callback(controlled.http.aclose)
-            stack.push_async_callback(controlled.owner.aclose)
+            stack.push_async_callback(controlled.close)
             return controlled
 
         yield made
@@ -266,3 +331,10 @@ async def make(pool: HelperPool, smollm2: Path, vocab: Vocab, tmp_path: Path) ->
 @pytest_asyncio.fixture(loop_scope="module")
 async def controlled(make: Make) -> Controlled:
     return await make()
+
+
+@pytest.fixture
+def anywhere(request: pytest.FixtureRequest) -> Shell:
+    """A server with the controllable engine, then one with a real model; of a given server, that one alone."""
+    shell: Shell = request.getfixturevalue("controlled" if request.param == "controlled" else "shell")
+    return shell

@@ -44,12 +44,24 @@ def calls(*pairs: tuple[str, str]) -> str:
     return f'{{"tool_calls": [{inner}]}}'
 
 
-async def pending(controlled: Controlled) -> dict[str, Any]:
+async def pending(shell: Shell) -> dict[str, Any]:
+    """The question that waits for the owner because of us, once it does."""
     while True:
-        decisions = (await controlled.owner.get("/owner/state")).json()["decisions"]
+        decisions = await shell.decisions()
         if decisions:
-            return decisions[0]  # type: ignore[no-any-return]
-        await asyncio.sleep(0.002)
+            return decisions[0]
+        await asyncio.sleep(0.01)
+
+
+async def deny(shell: Shell, decision: dict[str, Any]) -> None:
+    answered = await shell.owner.post(f"/owner/consents/{decision['id']}", json={"decision": "deny"})
+    assert answered.status_code == 204
+
+
+OBEYED = pytest.mark.needs("to see what the engine was given")
+MISBEHAVES = pytest.mark.needs("an engine that misbehaves on command")
+CONFIGURED = pytest.mark.needs("a configuration of its own")
+STALLS = pytest.mark.needs("an engine that stands still on command")
 
 
 # LLM-C01: select, describe, generate; also omit the optional domain
@@ -73,7 +85,18 @@ async def test_llm_c01_select_describe_generate(shell: Shell) -> None:
     assert buffered["result"]["finish"] in ("stop", "length")
 
 
-async def test_the_prompt_is_the_whole_conversation_and_nothing_else(controlled: Controlled) -> None:
+async def test_llm_c01_another_conversation_changes_nothing(shell: Shell) -> None:
+    request = await shell.request("Hello")
+    first = await shell.call("llm.generate", request=request)
+    longer = [user("Hello"), assistant({"type": "text", "text": "Good morning."}), user("What is your name?")]
+    second = await shell.call("llm.generate", request=request | {"messages": longer})
+    again = await shell.call("llm.generate", request=request)
+    read = [each["result"]["usage"]["inputTokens"] for each in (first, second, again)]
+    assert read[0] == read[2] < read[1]
+
+
+@OBEYED
+async def test_llm_c01_the_prompt_is_the_whole_conversation(controlled: Controlled) -> None:
     words = ["aardvark", "badger", "caribou", "dingo", "ermine"]
     roles = ["system", "user", "assistant", "user", "assistant"]
     messages = [
@@ -90,6 +113,7 @@ async def test_the_prompt_is_the_whole_conversation_and_nothing_else(controlled:
     assert "ferret" in second and not any(word in second for word in words)
 
 
+@CONFIGURED
 async def test_llm_c01_absent_domain(make: Make) -> None:
     absent: Controlled = await make(server=ServerConfig(enabled=False))
     assert (await absent.http.get("/nap/llm")).status_code == 404
@@ -145,19 +169,17 @@ async def check_malformed(shell: Shell) -> None:
     assert (await shell.call("llm.cancel", requestId=1))["error"]["code"] == "invalid-request"
 
 
-async def test_llm_c02_malformed(shell: Shell) -> None:
-    await check_malformed(shell)
-
-
-async def test_llm_c02_malformed_reaches_no_engine(controlled: Controlled) -> None:
-    await check_malformed(controlled)
-    assert controlled.engine.runs == []
+async def test_llm_c02_malformed(anywhere: Shell) -> None:
+    before = await anywhere.submitted()
+    await check_malformed(anywhere)
+    assert await anywhere.submitted() == before
 
 
 # LLM-C03: unsupported images/JSON/tools/exact model or provider-specific input
 
 
-async def test_llm_c03_unsupported(shell: Shell) -> None:
+async def test_llm_c03_unsupported(anywhere: Shell) -> None:
+    shell, before = anywhere, await anywhere.submitted()
     model = await shell.select()
     assert (await shell.call("llm.select", requirements={"model": "no such model"}))["error"]["code"] == "unsupported"
     assert (await shell.select(model=model["model"]))["model"] == model["model"]
@@ -167,8 +189,10 @@ async def test_llm_c03_unsupported(shell: Shell) -> None:
         assert (await shell.fail(await shell.request(**picture(PIXEL))))["code"] == "unsupported"
     impossible = {"name": "f", "parameters": {"type": "object", "properties": {"a": False}, "required": ["a"]}}
     assert (await shell.fail(await shell.request(tools=[impossible])))["code"] == "unsupported"
+    assert await shell.submitted() == before
 
 
+@CONFIGURED
 async def test_llm_c03_restricted_connection(make: Make) -> None:
     controlled: Controlled = await make(Restrictions(json=False, tools=False))
     for requirement in ("json", "tools", "images"):
@@ -192,13 +216,20 @@ async def test_llm_c04_the_shell_has_no_consent(shell: Shell) -> None:
     assert "result" in result
 
 
-async def test_llm_c04_the_owner_declines(controlled: Controlled) -> None:
-    headers = controlled.asking
-    generation = asyncio.create_task(controlled.fail(await controlled.request(headers=headers), **headers))
-    decision = await pending(controlled)
-    await controlled.owner.post(f"/owner/consents/{decision['id']}", json={"decision": "deny"})
+async def test_llm_c04_the_owner_declines(anywhere: Shell) -> None:
+    headers, before = await anywhere.asking(), await anywhere.submitted()
+    generation = asyncio.create_task(anywhere.fail(await anywhere.request(headers=headers), **headers))
+    await deny(anywhere, await pending(anywhere))
     assert (await generation)["code"] == "user-cancelled"
-    assert controlled.engine.runs == [] and controlled.world.starts == []
+    assert await anywhere.submitted() == before
+
+
+async def test_llm_c04_the_owner_agrees(shell: Shell) -> None:
+    headers = await shell.asking()
+    generation = asyncio.create_task(shell.stream("g", await shell.request(headers=headers), **headers))
+    decision = await pending(shell)
+    await shell.owner.post(f"/owner/consents/{decision['id']}", json={"decision": "allow"})
+    assert "result" in (await generation)[1]
 
 
 # LLM-C05: two endpoints reuse ids and attempt each other's handles and cancel
@@ -243,6 +274,7 @@ async def test_llm_c06_duplicate_id(shell: Shell) -> None:
     assert "result" in again
 
 
+@OBEYED
 async def test_llm_c06_one_submission(controlled: Controlled) -> None:
     request = await controlled.request()
     first = asyncio.create_task(controlled.stream("twice", request))
@@ -280,7 +312,7 @@ async def stalled(
     """A shell, its generation that stands still in the stage, and the headers it goes under."""
     chat = Stalled(pool) if stage == "revalidation" else None
     controlled: Controlled = await make(server=ServerConfig(deadline=deadline), chat=chat)
-    headers = controlled.asking if stage == "consent" else {}
+    headers = await controlled.asking() if stage == "consent" else {}
     request = await controlled.request(headers=headers)
     task = asyncio.create_task(controlled.stream("g", request, **headers))
     if chat is not None:
@@ -305,6 +337,20 @@ async def check_late(controlled: Controlled, stage: str) -> None:
         assert controlled.engine.runs == []
 
 
+async def test_llm_c07_cancel_while_the_owner_thinks(anywhere: Shell) -> None:
+    headers, before = await anywhere.asking(), await anywhere.submitted()
+    generation = asyncio.create_task(anywhere.stream("g", await anywhere.request(headers=headers), **headers))
+    decision = await pending(anywhere)
+    assert (await anywhere.call("llm.cancel", requestId="g", headers=headers))["cancelled"] is True
+    deltas, result = await generation
+    assert deltas == [] and result["error"]["code"] == "cancelled"
+    late = await anywhere.owner.post(f"/owner/consents/{decision['id']}", json={"decision": "allow"})
+    assert late.status_code == 404
+    assert await anywhere.submitted() == before
+    assert (await anywhere.call("llm.cancel", requestId="g", headers=headers))["cancelled"] is False
+
+
+@STALLS
 @Stage
 async def test_llm_c07_cancel(make: Make, pool: Any, stage: str) -> None:
     controlled, task, headers = await stalled(make, pool, stage, 60)
@@ -317,6 +363,7 @@ async def test_llm_c07_cancel(make: Make, pool: Any, stage: str) -> None:
     assert (await controlled.call("llm.cancel", requestId="g", headers=headers))["cancelled"] is False
 
 
+@STALLS
 @Stage
 async def test_llm_c07_timeout(make: Make, pool: Any, stage: str) -> None:
     controlled, task, headers = await stalled(make, pool, stage, 0.5)
@@ -340,35 +387,47 @@ async def test_llm_c07_cancel_while_it_decodes(shell: Shell) -> None:
 # LLM-C08: switch account, revoke endpoint or change connection during consent
 
 
+async def key(shell: Shell) -> str:
+    """The table's name of the connection that the owner's standing choice is."""
+    model = (await shell.select())["model"]
+    connections = (await shell.owner.get("/owner/state")).json()["connections"]
+    return next(each["key"] for each in connections if each["model"] == model)
+
+
 @pytest.mark.parametrize("change", ["account", "endpoint", "owner revokes", "token", "connection"])
-async def test_llm_c08_change_during_consent(controlled: Controlled, change: str) -> None:
-    headers = {**controlled.asking, "napplet_account": "alice"}
-    request = await controlled.request(headers=headers)
-    generation = asyncio.create_task(controlled.fail(request, **headers))
-    decision = await pending(controlled)
+async def test_llm_c08_change_during_consent(anywhere: Shell, change: str) -> None:
+    headers = {**await anywhere.asking(), "napplet_account": "alice"}
+    if change == "connection":
+        # It may be loaded, and is unloaded by the change.
+        await anywhere.owner.post(f"/owner/models/{await key(anywhere)}/unload")
+    before = await anywhere.submitted()
+    request = await anywhere.request(headers=headers)
+    generation = asyncio.create_task(anywhere.fail(request, **headers))
+    decision = await pending(anywhere)
     names = {key.replace("_", "-"): value for key, value in headers.items()}
     if change == "account":
-        await controlled.http.delete("/nap/llm/account", headers=names)
+        await anywhere.http.delete("/nap/llm/account", headers=names)
     elif change == "endpoint":
-        await controlled.http.delete("/nap/llm/endpoint", headers=names)
+        await anywhere.http.delete("/nap/llm/endpoint", headers=names)
     elif change == "owner revokes":
-        await controlled.owner.post(f"/owner/endpoints/{decision['endpoint']['id']}/revoke")
+        await anywhere.owner.post(f"/owner/endpoints/{decision['endpoint']['id']}/revoke")
     elif change == "token":
-        await controlled.owner.delete("/owner/tokens/asking")
+        await anywhere.owner.delete(f"/owner/tokens/{decision['endpoint']['token']}")
     else:
-        await controlled.owner.post("/owner/models/smollm2/disable")
-        await controlled.owner.post("/owner/models/smollm2/enable")
+        await anywhere.owner.post(f"/owner/models/{decision['disclosure']['key']}/disable")
+        await anywhere.owner.post(f"/owner/models/{decision['disclosure']['key']}/enable")
     assert (await generation)["code"] == "cancelled"
-    late = await controlled.owner.post(f"/owner/consents/{decision['id']}", json={"decision": "allow"})
+    late = await anywhere.owner.post(f"/owner/consents/{decision['id']}", json={"decision": "allow"})
     assert late.status_code == 404
-    assert controlled.engine.runs == []
-    if change != "token":
-        described = await controlled.call("llm.describe", handle=request["handle"], headers=headers)
+    assert await anywhere.submitted() == before
+    if change == "token":
+        assert (await anywhere.post({"type": "llm.select", "id": "s"}, **headers)).status_code == 401
+        return
+    for account in ("alice", "bob"):
+        described = await anywhere.call(
+            "llm.describe", handle=request["handle"], headers={**headers, "napplet_account": account}
+        )
         assert described["error"]["code"] == "selection-expired"
-    other = {"napplet_account": "bob"}
-    assert (await controlled.call("llm.describe", handle=request["handle"], headers=other))["error"]["code"] == (
-        "selection-expired"
-    )
 
 
 async def test_llm_c08_shells_end_their_endpoints(shell: Shell) -> None:
@@ -394,6 +453,18 @@ async def test_llm_c09_buffered_and_streamed(shell: Shell) -> None:
     assert deltas and streamed["result"]["finish"] == buffered["result"]["finish"]
 
 
+async def test_llm_c09_race_of_cancel_and_completion_of_a_real_model(shell: Shell) -> None:
+    request = await shell.request("Count.", maxTokens=3)
+    for number in range(10):
+        async with shell.streaming("g", request) as source:
+            received = [await anext(source) for _ in range(number % 3)]
+            cancel = asyncio.create_task(shell.call("llm.cancel", requestId="g"))
+            received += [each async for each in source]
+        check_stream("g", received[:-1], received[-1])
+        assert (await cancel)["cancelled"] == ("error" in received[-1])
+
+
+@MISBEHAVES
 async def test_llm_c09_race_of_cancel_and_completion(controlled: Controlled) -> None:
     request = await controlled.request()
     outcomes = set()
@@ -420,6 +491,7 @@ async def test_llm_c10_length(shell: Shell) -> None:
     assert result["result"]["finish"] == "length" and result["result"]["usage"]["outputTokens"] == 3
 
 
+@MISBEHAVES
 async def test_llm_c10_partial_results_stay_partial(controlled: Controlled) -> None:
     controlled.script.events["refuse"] = [BlockStart(0, "text"), BlockDelta(0, "I can"), Refusal()]
     for number, finish in enumerate(("length", "refusal")):
@@ -433,6 +505,7 @@ async def test_llm_c10_partial_results_stay_partial(controlled: Controlled) -> N
         assert (await generation)[1]["result"]["finish"] == finish
 
 
+@MISBEHAVES
 @pytest.mark.parametrize("text", ["[1, 2]", '"text"', "1", "{", '{"a": NaN}', '{"a": 1, "a": 2}', "so: {}"])
 async def test_llm_c10_json_that_is_no_object(controlled: Controlled, text: str) -> None:
     generation = asyncio.create_task(controlled.fail(await controlled.request(format="json")))
@@ -442,6 +515,7 @@ async def test_llm_c10_json_that_is_no_object(controlled: Controlled, text: str)
     assert (await generation)["code"] == "provider-error"
 
 
+@MISBEHAVES
 async def test_llm_c10_missing_completion(controlled: Controlled) -> None:
     generation = asyncio.create_task(controlled.fail(await controlled.request()))
     (await controlled.engine.run()).say("half an")
@@ -462,6 +536,7 @@ async def test_llm_c10_json(shell: Shell) -> None:
 # LLM-C11: provider failure containing input or credentials
 
 
+@MISBEHAVES
 async def test_llm_c11_failures_show_nothing(controlled: Controlled) -> None:
     for number, code in enumerate(("provider-error", "quota-exceeded", "timeout")):
         request = await controlled.request(SECRET)
@@ -476,14 +551,16 @@ async def test_llm_c11_failures_show_nothing(controlled: Controlled) -> None:
 # LLM-C12: several calls in one turn, one result missing
 
 
-async def check_missing_result(shell: Shell) -> None:
+async def test_llm_c12_a_missing_result(anywhere: Shell) -> None:
+    before = await anywhere.submitted()
     history = [user("Weather?"), assistant(call("c1", city="Berlin"), call("c2", city="Oslo")), answer("c1")]
     for messages in (history, [*history, user("And?")]):
-        assert (await shell.fail(await shell.request(messages=messages, tools=[WEATHER])))["code"] == "invalid-request"
+        error = await anywhere.fail(await anywhere.request(messages=messages, tools=[WEATHER]))
+        assert error["code"] == "invalid-request"
+    assert await anywhere.submitted() == before
 
 
-async def test_llm_c12_a_missing_result(shell: Shell) -> None:
-    await check_missing_result(shell)
+async def test_llm_c12_all_results_in_any_order(shell: Shell) -> None:
     history = [
         user("Weather?"),
         assistant(call("c1", city="Berlin"), call("c2", city="Oslo")),
@@ -494,14 +571,10 @@ async def test_llm_c12_a_missing_result(shell: Shell) -> None:
     assert "result" in result, result
 
 
-async def test_llm_c12_reaches_no_engine(controlled: Controlled) -> None:
-    await check_missing_result(controlled)
-    assert controlled.engine.runs == []
-
-
 # LLM-C13: a named tool is forced and the provider ignores it
 
 
+@MISBEHAVES
 @pytest.mark.parametrize(
     ("choice", "output"),
     [
@@ -536,6 +609,24 @@ async def test_llm_c13_a_forced_tool(shell: Shell) -> None:
 # LLM-C14: the provider returns no tool-call id
 
 
+async def test_llm_c14_an_id_goes_round(shell: Shell) -> None:
+    if "required" not in (await shell.select())["toolChoiceModes"]:
+        pytest.skip("the connection does not force calls")
+    bounded = {"type": "object", "properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"]}
+    tools = [WEATHER | {"parameters": bounded | {"additionalProperties": False}}]
+    request = await shell.request("Weather?", tools=tools, toolChoice="required", maxTokens=400)
+    _, first = await shell.stream("g", request)
+    content = first["result"]["content"]
+    ids = [part["toolCallId"] for part in content if part["type"] == "toolCall"]
+    assert ids and all(ids) and len(set(ids)) == len(ids)
+    history = [user("Weather?"), assistant(*content), *(answer(each) for each in ids)]
+    _, second = await shell.stream("h", request | {"messages": history, "toolChoice": "none", "maxTokens": 8})
+    assert "result" in second
+    wrong = [user("Weather?"), assistant(*content), *(answer(f"{each}x") for each in ids)]
+    assert (await shell.fail(request | {"messages": wrong}))["code"] == "invalid-request"
+
+
+@MISBEHAVES
 async def test_llm_c14_ids_are_made_and_come_back(controlled: Controlled) -> None:
     generation = asyncio.create_task(controlled.stream("g", await controlled.request(tools=[WEATHER])))
     run = await controlled.engine.run()
@@ -557,6 +648,7 @@ async def test_llm_c14_ids_are_made_and_come_back(controlled: Controlled) -> Non
 # LLM-C15: completed calls end as toolUse; truncation and refusal keep no call
 
 
+@MISBEHAVES
 async def test_llm_c15_completed_calls_are_tool_use(controlled: Controlled) -> None:
     generation = asyncio.create_task(controlled.stream("g", await controlled.request(tools=[WEATHER])))
     run = await controlled.engine.run()
@@ -566,6 +658,7 @@ async def test_llm_c15_completed_calls_are_tool_use(controlled: Controlled) -> N
     assert result["result"]["finish"] == "toolUse"
 
 
+@MISBEHAVES
 async def test_llm_c15_truncated_and_refused_turns_keep_no_call(controlled: Controlled) -> None:
     controlled.script.events["refuse"] = [Refusal()]
     whole = calls(("get_weather", '{"city": "Oslo"}'), ("get_time", '{"city": "Oslo"}'))
@@ -593,6 +686,7 @@ async def test_llm_c15_a_truncated_call(shell: Shell) -> None:
 # LLM-C16: completed arguments malformed or no object; unknown tool name
 
 
+@MISBEHAVES
 @pytest.mark.parametrize(
     "output",
     [
@@ -616,6 +710,7 @@ async def test_llm_c16_malformed_calls(controlled: Controlled, output: str) -> N
     assert SECRET not in json.dumps(result)
 
 
+@MISBEHAVES
 async def test_llm_c16_arguments_against_the_schema(controlled: Controlled) -> None:
     """A check that the grammar left to validation, or an engine that ignores its grammar."""
     unique = {"type": "object", "properties": {"days": {"type": "array", "uniqueItems": True}}, "required": ["days"]}
@@ -633,6 +728,7 @@ async def test_llm_c16_arguments_against_the_schema(controlled: Controlled) -> N
 # LLM-C17: replay thinking; a connection that needs opaque reasoning state
 
 
+@OBEYED
 async def test_llm_c17_thinking_is_not_sent(controlled: Controlled) -> None:
     thought = {"type": "thinking", "text": SECRET}
     history = [user("Hi"), assistant(thought, {"type": "text", "text": "Hello."}), user("And now?")]
@@ -642,6 +738,7 @@ async def test_llm_c17_thinking_is_not_sent(controlled: Controlled) -> None:
     assert "Hello." in controlled.prompt() and SECRET not in controlled.prompt()
 
 
+@pytest.mark.needs("a model that cannot go on without its own reasoning")
 async def test_llm_c17_unrepresentable_state(make: Make, pool: Any) -> None:
     class Opaque(Stalled):
         async def prepare(self, *arguments: Any) -> Any:
@@ -664,6 +761,7 @@ async def test_llm_c17_thinking_in_the_history(shell: Shell) -> None:
 # LLM-C18: interleaved tool-call blocks
 
 
+@MISBEHAVES
 async def test_llm_c18_interleaved_calls(controlled: Controlled) -> None:
     controlled.script.events |= {
         "1": [BlockStart(0, "toolCall", name="get_weather"), BlockDelta(0, '{"city":')],
@@ -688,6 +786,25 @@ async def test_llm_c18_interleaved_calls(controlled: Controlled) -> None:
 # LLM-C19: an unlisted tool-choice mode
 
 
+async def test_llm_c19_every_listed_mode(shell: Shell) -> None:
+    modes = (await shell.select())["toolChoiceModes"]
+    bounded = {"type": "object", "properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"]}
+    tools = [WEATHER | {"parameters": bounded | {"additionalProperties": False}}]
+    choices: dict[str, Any] = {mode: mode for mode in modes} | {"tool": {"type": "tool", "name": "get_weather"}}
+    before = await shell.submitted()
+    for mode in ("auto", "none", "required", "tool"):
+        choice = choices.get(mode, mode)
+        request = await shell.request("Hello.", tools=tools, toolChoice=choice, maxTokens=300)
+        _, result = await shell.stream("g", request)
+        if mode not in modes:
+            assert result["error"]["code"] == "unsupported" and await shell.submitted() == before
+            continue
+        before = await shell.submitted()
+        called = [part["name"] for part in result["result"]["content"] if part["type"] == "toolCall"]
+        assert mode == "auto" or bool(called) == (mode in ("required", "tool")), result
+
+
+@CONFIGURED
 async def test_llm_c19_an_unlisted_mode(make: Make) -> None:
     controlled: Controlled = await make(Restrictions(tool_choice_modes=("auto", "none")))
     assert (await controlled.select())["toolChoiceModes"] == ["auto", "none"]
@@ -717,21 +834,17 @@ BAD_TOOLS: dict[str, dict[str, Any]] = {
 }
 
 
-async def check_bad_tools(shell: Shell) -> None:
-    request = await shell.request()
+async def test_llm_c20_tools_against_the_rules(anywhere: Shell) -> None:
+    before = await anywhere.submitted()
+    request = await anywhere.request()
     for case, fields in BAD_TOOLS.items():
-        assert (await shell.fail(request | fields))["code"] == "invalid-request", case
+        assert (await anywhere.fail(request | fields))["code"] == "invalid-request", case
+    assert await anywhere.submitted() == before
 
 
-async def test_llm_c20_tools_against_the_rules(shell: Shell) -> None:
-    await check_bad_tools(shell)
+async def test_llm_c20_no_tools_are_an_empty_list_of_tools(shell: Shell) -> None:
     _, result = await shell.stream("g", await shell.request(tools=[]))
     assert "result" in result
-
-
-async def test_llm_c20_reaches_no_engine(controlled: Controlled) -> None:
-    await check_bad_tools(controlled)
-    assert controlled.engine.runs == []
 
 
 # LLM-C21: misplaced, duplicate and orphaned results; a history without current tools
@@ -754,22 +867,22 @@ BAD_HISTORIES: dict[str, list[dict[str, Any]]] = {
 }
 
 
-async def check_bad_histories(shell: Shell) -> None:
+async def test_llm_c21_histories(anywhere: Shell) -> None:
+    before = await anywhere.submitted()
     for case, messages in BAD_HISTORIES.items():
-        assert (await shell.fail(await shell.request(messages=messages)))["code"] == "invalid-request", case
+        assert (await anywhere.fail(await anywhere.request(messages=messages)))["code"] == "invalid-request", case
+    assert await anywhere.submitted() == before
 
 
-async def test_llm_c21_histories(shell: Shell) -> None:
-    await check_bad_histories(shell)
+async def test_llm_c21_a_history_without_tools(shell: Shell) -> None:
     history = [*ASKED, answer("c1"), user("Thank you.")]
     _, result = await shell.stream("g", await shell.request(messages=history))
     assert result["result"]["finish"] in ("stop", "length")
     assert all(part["type"] != "toolCall" for part in result["result"]["content"])
 
 
+@MISBEHAVES
 async def test_llm_c21_no_new_calls_without_tools(controlled: Controlled) -> None:
-    await check_bad_histories(controlled)
-    assert controlled.engine.runs == []
     history = [*ASKED, answer("c1"), user("Again?")]
     generation = asyncio.create_task(controlled.stream("g", await controlled.request(messages=history)))
     run = await controlled.engine.run()
@@ -783,15 +896,25 @@ async def test_llm_c21_no_new_calls_without_tools(controlled: Controlled) -> Non
 # LLM-C22: an image as a tool result; an error result without a native flag
 
 
-async def test_llm_c22_an_image_result(shell: Shell) -> None:
+async def test_llm_c22_an_image_result(anywhere: Shell) -> None:
+    shell = anywhere
     if (await shell.select())["images"]:
         pytest.skip("the connection takes images")
+    before = await shell.submitted()
     seen = answer("c1") | {"content": picture(PIXEL)["messages"][0]["content"]}
     assert (await shell.fail(await shell.request(messages=[*ASKED, seen])))["code"] == "unsupported"
-    _, result = await shell.stream("g", await shell.request(messages=[*ASKED, answer("c1", isError=True)]))
-    assert "result" in result
+    assert await shell.submitted() == before
 
 
+async def test_llm_c22_the_error_flag_is_told(shell: Shell) -> None:
+    read = []
+    for failed in (True, False):
+        request = await shell.request(messages=[*ASKED, answer("c1", isError=failed)], maxTokens=1)
+        read.append((await shell.call("llm.generate", request=request))["result"]["usage"]["inputTokens"])
+    assert read[0] > read[1]
+
+
+@OBEYED
 async def test_llm_c22_the_error_flag_is_written_out(controlled: Controlled) -> None:
     for number, failed in enumerate((True, False)):
         history = [*ASKED, answer("c1", "no such city", isError=failed)]
@@ -806,22 +929,22 @@ async def test_llm_c22_the_error_flag_is_written_out(controlled: Controlled) -> 
 # LLM-C23: consent declined with sensitive tool definitions and results
 
 
-async def test_llm_c23_the_disclosure_names_definitions_and_results(controlled: Controlled) -> None:
-    headers = controlled.asking
+async def test_llm_c23_the_disclosure_names_definitions_and_results(anywhere: Shell) -> None:
+    headers, before = await anywhere.asking(), await anywhere.submitted()
     history = [*ASKED, answer("c1", SECRET)]
     secret_tool = WEATHER | {"description": SECRET}
-    request = await controlled.request(messages=history, tools=[secret_tool, TIME], headers=headers)
-    generation = asyncio.create_task(controlled.fail(request, **headers))
-    decision = await pending(controlled)
+    request = await anywhere.request(messages=history, tools=[secret_tool, TIME], headers=headers)
+    generation = asyncio.create_task(anywhere.fail(request, **headers))
+    decision = await pending(anywhere)
     disclosure = decision["disclosure"]
     assert decision["endpoint"]["identity"] == "notes;hash"
     assert disclosure["model"] and disclosure["route"] and disclosure["charge"]
     assert disclosure["tool_definitions"]["count"] == 2 and disclosure["tool_names"] == ["get_weather", "get_time"]
     assert disclosure["tool_results"] == {"count": 1, "bytes": len(SECRET)}
     assert disclosure["messages"]["user"]["count"] == 1
-    content = (await controlled.owner.get(f"/owner/consents/{decision['id']}")).text
+    content = (await anywhere.owner.get(f"/owner/consents/{decision['id']}")).text
     assert content.count(SECRET) == 2
-    await controlled.owner.post(f"/owner/consents/{decision['id']}", json={"decision": "deny"})
+    await deny(anywhere, decision)
     error = await generation
     assert error["code"] == "user-cancelled" and SECRET not in json.dumps(error)
-    assert controlled.engine.runs == [] and controlled.world.starts == []
+    assert await anywhere.submitted() == before
