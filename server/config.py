@@ -83,6 +83,14 @@ class ConnectionConfig:
     sampling: Sampling = field(default_factory=Sampling)
     capabilities: Restrictions = field(default_factory=Restrictions)
     template: str | None = None
+    """Takes the place of the model's own chat template."""
+    thinking: bool | None = None
+    """Switches thinking on or off where the template can. None: as the template has it."""
+    reasoning_effort: str | None = None
+    """How much to think; the nearest that the template knows is taken. None: as the template has it."""
+    reasoning_continuation: str = "dropped"
+    """Whether a loop of tool calls may go on without the reasoning that led to the calls, which the wire cannot carry:
+    "dropped" goes on, "required" refuses it."""
 
     def spec(self, path: Path, *, queue: int) -> ModelSpec:
         """How the engine's worker loads this connection's model from `path`."""
@@ -218,6 +226,13 @@ def _connection(key: str, table: _Table, directory: Path) -> ConnectionConfig:
         sampling=_sampling(table.table("sampling")),
         capabilities=_restrictions(table.table("capabilities")),
         template=_template(table, directory),
+        thinking=table.boolean("thinking", None),
+        reasoning_effort=(
+            table.text("reasoning_effort", pattern="minimal|low|medium|high|xhigh|max|ultra")
+            if "reasoning_effort" in table.unread
+            else None
+        ),
+        reasoning_continuation=table.text("reasoning_continuation", "dropped", pattern="dropped|required"),
     )
     table.finish()
     return connection
@@ -281,9 +296,13 @@ def _restrictions(table: _Table) -> Restrictions:
 
 
 def _template(table: _Table, directory: Path) -> str | None:
+    """A template itself, known by Jinja's braces, or the file that holds it."""
     if "template" not in table.unread:
         return None
-    path = directory / Path(table.text("template")).expanduser()
+    given = table.text("template")
+    if "{{" in given or "{%" in given:
+        return given
+    path = directory / Path(given).expanduser()
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

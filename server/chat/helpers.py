@@ -21,7 +21,7 @@ from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, TypeVar
 
-from server.chat.conversation import Capabilities, Conversation, Grammar, Prepared
+from server.chat.conversation import Capabilities, ChatSettings, Conversation, Grammar, Prepared
 from server.wire.records import Tool, WireError
 
 T = TypeVar("T")
@@ -70,14 +70,14 @@ class HelperPool:
             helper.stop()
         self._helpers.clear()
 
-    async def inspect(self, model_path: str, template: str | None) -> Capabilities:
+    async def inspect(self, model_path: str, settings: ChatSettings) -> Capabilities:
         """What the model can do. Raises WireError."""
-        capabilities: Capabilities = await self._request("inspect", model_path, template)
+        capabilities: Capabilities = await self._request("inspect", model_path, settings)
         return capabilities
 
-    async def prepare(self, model_path: str, template: str | None, conversation: Conversation) -> Prepared:
+    async def prepare(self, model_path: str, settings: ChatSettings, conversation: Conversation) -> Prepared:
         """The conversation as tokens, with its constraint and parser. Raises WireError."""
-        prepared: Prepared = await self._request("prepare", model_path, template, conversation)
+        prepared: Prepared = await self._request("prepare", model_path, settings, conversation)
         return prepared
 
     async def validate(self, tool: Tool, arguments: Mapping[str, Any]) -> None:
@@ -238,8 +238,10 @@ def serve(descriptor: int, memory: int) -> None:
 
 
 _WORK: dict[str, Callable[..., Any]] = {
-    "inspect": lambda prepare, path, template: prepare.model(path, template).capabilities(),
-    "prepare": lambda prepare, path, template, conversation: prepare.model(path, template).prepare(conversation),
+    "inspect": lambda prepare, path, settings: prepare.model(path, settings.template).capabilities(),
+    "prepare": lambda prepare, path, settings, conversation: prepare.model(path, settings.template).prepare(
+        conversation, settings
+    ),
     "grammar": lambda prepare, schema: prepare.grammar(schema),
     "validate": lambda prepare, tool, arguments: prepare.validate(tool, arguments),
 }

@@ -13,18 +13,20 @@ from grammars import InvalidInstance, InvalidSchema, UnsupportedSchema
 from server.chat import arguments
 from server.chat.arguments import Arguments
 from server.chat.constraint import constraint
-from server.chat.conversation import Capabilities, Conversation, Grammar, Prepared
+from server.chat.conversation import Capabilities, ChatSettings, Conversation, Grammar, Prepared
 from server.chat.format import Syntax
 from server.chat.formats import recognise
 from server.chat.parser import ParserSpec
 from server.chat.probe import Traits, probe
 from server.chat.prompt import write_prompt
+from server.chat.reasoning import check_continuation
 from server.chat.template import Template, TemplateError
 from server.chat.text import Text
 from server.engine import Vocab
 from server.engine.messages import EngineError
 from server.wire.records import ImagePart, NamedTool, Tool, WireError
 
+_DEFAULT = ChatSettings()
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
@@ -54,12 +56,14 @@ class Model:
     def capabilities(self) -> Capabilities:
         return Capabilities(images=False, json=True, tools=True, tool_choice_modes=("auto", "none", "required", "tool"))
 
-    def prepare(self, conversation: Conversation) -> Prepared:
+    def prepare(self, conversation: Conversation, settings: ChatSettings = _DEFAULT) -> Prepared:
         """Raises WireError: `unsupported` and `invalid-request` name what they are about, never its values."""
         if any(isinstance(part, ImagePart) for message in conversation.messages for part in message.content):
             raise WireError("unsupported", "this connection does not accept images")
+        check_continuation(settings, conversation.messages)
         try:
-            prompt = write_prompt(self.template, self.traits, self.format, conversation)
+            options = self.traits.reasoning.options(settings)
+            prompt = write_prompt(self.template, self.traits, self.format, conversation, options)
         except TemplateError as error:
             raise WireError("unsupported", str(error)) from None
         choice = conversation.tool_choice

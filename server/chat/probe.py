@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from server.chat.reasoning import Control, find_control
 from server.chat.template import Template, TemplateError
 from server.chat.text import Text, content, control
 
+_NONE: Mapping[str, Any] = {}
 _SYSTEM, _USER, _REPLY, _RESULT = "needlesystem", "needleuser", "needlereply", "needleresult"
 _TOOL, _KEY, _VALUE, _OTHER = "needletool", "needlekey", "needlevalue", "needleother"
 _TOOLS = [
@@ -53,6 +55,8 @@ class Traits:
     """A user turn may follow results at once."""
     sample: str
     """What the template makes of a catalogue, a call and its result."""
+    reasoning: Control = field(default_factory=Control)
+    """How it can be told to think."""
 
 
 def probe(template: Template) -> Traits:
@@ -104,6 +108,7 @@ class _Probes:
             sample=self.render([user, self.called(arguments, other), result], tools=True)
             or self.render([user, self.called(arguments), result], tools=True)
             or self.render([user], tools=True),
+            reasoning=find_control(lambda options: self.render([user], tools=False, options=options)),
         )
 
     def turn(self, role: str, text: str) -> dict[str, Any]:
@@ -125,10 +130,10 @@ class _Probes:
         prompt = self.render(messages, tools=tools)
         return all(needle in prompt for needle in needles)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, tools: bool) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], *, tools: bool, options: Mapping[str, Any] = _NONE) -> str:
         """What the template makes of this; nothing where it fails."""
         try:
-            return self._template.render(messages, tools=content(_TOOLS) if tools else self._none)
+            return self._template.render(messages, tools=content(_TOOLS) if tools else self._none, **options)
         except TemplateError:
             return ""
 

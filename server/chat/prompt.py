@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from server.chat.conversation import Conversation
@@ -24,6 +25,8 @@ FAILED = "Tool execution failed.\n"
 """Stands before the content of a failed tool's result where a format has no flag for it (NAP-LLM, "Schemas")."""
 
 
+_NONE: Mapping[str, Any] = {}
+
 _NONCHARACTERS = 0xFDD0
 """The first of 32 code points that never stand for text (Unicode, section 23.7)."""
 
@@ -37,19 +40,35 @@ class _Turn:
     members: Mapping[str, Any] = field(default_factory=dict)
 
 
-def write_prompt(template: Template, traits: Traits, format: Format, conversation: Conversation) -> Text:
-    """The prompt of this conversation. Raises `TemplateError` where the template refuses it."""
+def write_prompt(
+    template: Template,
+    traits: Traits,
+    format: Format,
+    conversation: Conversation,
+    options: Mapping[str, Any] = _NONE,
+) -> Text:
+    """The prompt of this conversation; `options` are further variables of the template. Raises `TemplateError` where
+    the template refuses it."""
     native = traits.tools and not format.forced
+    write = partial(_write, template, traits, format, conversation, options)
     try:
-        return _write(template, traits, format, conversation, native)
+        return write(native=native)
     except TemplateError:
         if not (native and conversation.tools):
             raise
         # Some templates read no more of a schema than the simplest; ours is told as it is.
-        return _write(template, traits, format, conversation, native=False)
+        return write(native=False)
 
 
-def _write(template: Template, traits: Traits, format: Format, conversation: Conversation, native: bool) -> Text:
+def _write(
+    template: Template,
+    traits: Traits,
+    format: Format,
+    conversation: Conversation,
+    options: Mapping[str, Any],
+    *,
+    native: bool,
+) -> Text:
     turns = list(_Writer(traits, format).turns(conversation.messages))
     if conversation.tools and not native:
         turns = _with_system(_catalogue(format, conversation), turns)
@@ -64,7 +83,7 @@ def _write(template: Template, traits: Traits, format: Format, conversation: Con
             for marker, character in hidden.items():
                 text = text.replace(marker, character)
         messages.append(turn(given.role, text, typed=traits.typed, **given.members))
-    prompt: str = template.render(messages, tools=tools)
+    prompt: str = template.render(messages, tools=tools, **options)
     for marker, character in hidden.items():
         prompt = prompt.replace(character, Text(marker))
     return join([prompt])

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from server.chat import Capabilities
+from server.chat import Capabilities, ChatSettings
 from server.config import ConnectionConfig
 from server.engine import EngineError
 from server.runtime.clock import Clock, Timer
@@ -48,6 +48,12 @@ class Connection:
         make_room: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         self.config = config
+        self.settings = ChatSettings(
+            template=config.template,
+            thinking=config.thinking,
+            reasoning_effort=config.reasoning_effort,
+            reasoning_continuation=config.reasoning_continuation,
+        )
         self.enabled = True
         self.revision = 0
         self._queue = queue
@@ -108,7 +114,7 @@ class Connection:
         """What the model can do, cut down to what the owner offers. Raises `provider-error`."""
         path = await self.ready()
         if self._capabilities is None:
-            found = await self._chat.inspect(str(path), self.config.template)
+            found = await self._chat.inspect(str(path), self.settings)
             self._capabilities = self._restrict(found)
         return self._capabilities
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from server.chat import Capabilities, Conversation, ParserSpec, Prepared
+from server.chat import Capabilities, ChatSettings, Conversation, ParserSpec, Prepared
 from server.chat.events import BlockEvent
 from server.config import Source
 from server.engine.messages import EngineStats, Event, Job, ModelInfo, ModelSpec
@@ -16,9 +16,9 @@ from server.wire.records import Tool
 class ChatService(Protocol):
     """Work from strangers, done in helper processes: templates, schemas, validation. Failures are `WireError`s."""
 
-    async def inspect(self, model_path: str, template: str | None) -> Capabilities: ...
+    async def inspect(self, model_path: str, settings: ChatSettings) -> Capabilities: ...
 
-    async def prepare(self, model_path: str, template: str | None, conversation: Conversation) -> Prepared: ...
+    async def prepare(self, model_path: str, settings: ChatSettings, conversation: Conversation) -> Prepared: ...
 
     async def validate(self, tool: Tool, arguments: Mapping[str, Any]) -> None: ...
 

@@ -305,7 +305,7 @@ class Runtime:
         _check_supported(request, capabilities)
         prepared = await self._chat.prepare(
             str(await connection.ready()),
-            connection.config.template,
+            connection.settings,
             Conversation(request.messages, request.tools, request.tool_choice, request.format),
         )
         _check_fits(prepared, connection.context_length)

@@ -13,10 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from server.chat import Conversation, HelperPool
+from server.chat import ChatSettings, Conversation, HelperPool
 from server.wire.records import Message, TextPart, Tool, WireError
 
 HELLO = Conversation((Message("user", (TextPart("Hello"),)),))
+OWN = ChatSettings()
 PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
 # The probe has two words in mind; a template is only slow or greedy where a conversation says so.
 SLOW = PLAIN + (
@@ -39,8 +40,8 @@ def children() -> list[psutil.Process]:
 
 
 async def test_prepare_inspect_validate(pool: HelperPool, smollm2: Path) -> None:
-    assert (await pool.inspect(str(smollm2), None)).tools
-    prepared = await pool.prepare(str(smollm2), None, HELLO)
+    assert (await pool.inspect(str(smollm2), OWN)).tools
+    prepared = await pool.prepare(str(smollm2), OWN, HELLO)
     assert len(prepared.tokens) > 10
     tool = Tool("t", None, {"type": "object", "properties": {"a": {"type": "integer"}}})
     await pool.validate(tool, {"a": 1})
@@ -53,10 +54,10 @@ async def test_requests_run_side_by_side_and_the_loop_stays_free(smollm2: Path) 
     pool = HelperPool(size=2, seconds=120)
     await pool.start()
     try:
-        slow = asyncio.ensure_future(pool.prepare(str(smollm2), SLOW, HELLO))
+        slow = asyncio.ensure_future(pool.prepare(str(smollm2), ChatSettings(SLOW), HELLO))
         ticks = 0
         for _ in range(20):
-            other = asyncio.ensure_future(pool.prepare(str(smollm2), PLAIN, HELLO))
+            other = asyncio.ensure_future(pool.prepare(str(smollm2), ChatSettings(PLAIN), HELLO))
             while not other.done():
                 await asyncio.sleep(0.001)
                 ticks += 1
@@ -71,36 +72,36 @@ async def test_requests_run_side_by_side_and_the_loop_stays_free(smollm2: Path) 
 async def test_time_is_bounded(pool: HelperPool, smollm2: Path) -> None:
     began = time.monotonic()
     with pytest.raises(WireError) as caught:
-        await pool.prepare(str(smollm2), SLOW, HELLO)
+        await pool.prepare(str(smollm2), ChatSettings(SLOW), HELLO)
     assert caught.value.code == "quota-exceeded"
     assert time.monotonic() - began < 6
-    await pool.prepare(str(smollm2), PLAIN, HELLO)
+    await pool.prepare(str(smollm2), ChatSettings(PLAIN), HELLO)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="address space limits are Linux's")
 async def test_memory_is_bounded(pool: HelperPool, smollm2: Path) -> None:
     with pytest.raises(WireError) as caught:
-        await pool.prepare(str(smollm2), GREEDY, HELLO)
+        await pool.prepare(str(smollm2), ChatSettings(GREEDY), HELLO)
     assert caught.value.code == "quota-exceeded"
-    await pool.prepare(str(smollm2), PLAIN, HELLO)
+    await pool.prepare(str(smollm2), ChatSettings(PLAIN), HELLO)
 
 
 async def test_a_killed_helper_is_replaced(pool: HelperPool, smollm2: Path) -> None:
     for process in children():
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-    await asyncio.gather(*(pool.prepare(str(smollm2), PLAIN, HELLO) for _ in range(4)))
+    await asyncio.gather(*(pool.prepare(str(smollm2), ChatSettings(PLAIN), HELLO) for _ in range(4)))
 
 
 async def test_a_cancelled_request_frees_its_helper(smollm2: Path) -> None:
     pool = HelperPool(size=1, seconds=60)
     await pool.start()
     try:
-        await pool.prepare(str(smollm2), PLAIN, HELLO)
-        request = asyncio.ensure_future(pool.prepare(str(smollm2), SLOW, HELLO))
+        await pool.prepare(str(smollm2), ChatSettings(PLAIN), HELLO)
+        request = asyncio.ensure_future(pool.prepare(str(smollm2), ChatSettings(SLOW), HELLO))
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(request, 0.2)
-        await asyncio.wait_for(pool.prepare(str(smollm2), PLAIN, HELLO), 20)
+        await asyncio.wait_for(pool.prepare(str(smollm2), ChatSettings(PLAIN), HELLO), 20)
     finally:
         await pool.close()
 
@@ -110,7 +111,7 @@ async def test_close_leaves_no_process(smollm2: Path) -> None:
     await pool.start()
     processes = children()
     assert len(processes) == 2
-    request = asyncio.ensure_future(pool.prepare(str(smollm2), SLOW, HELLO))
+    request = asyncio.ensure_future(pool.prepare(str(smollm2), ChatSettings(SLOW), HELLO))
     await asyncio.sleep(0)
     await pool.close()
     with pytest.raises(WireError):
@@ -120,7 +121,7 @@ async def test_close_leaves_no_process(smollm2: Path) -> None:
 
 
 async def test_helpers_do_not_import_the_web_stack(pool: HelperPool, smollm2: Path) -> None:
-    await pool.inspect(str(smollm2), None)
+    await pool.inspect(str(smollm2), OWN)
     for process in children():
         loaded = {entry.path for entry in process.memory_maps()}
         assert not any("uvloop" in path or "httptools" in path or "pydantic_core" in path for path in loaded)
@@ -130,6 +131,6 @@ async def test_errors_keep_their_code_and_say_nothing_of_content(pool: HelperPoo
     odd = Tool("odd", None, {"type": "object", "properties": {"a": {"type": "strin"}}})
     conversation = Conversation((Message("user", (TextPart("secret"),)),), (odd,), "auto")
     with pytest.raises(WireError) as caught:
-        await pool.prepare(str(smollm2), None, conversation)
+        await pool.prepare(str(smollm2), OWN, conversation)
     assert caught.value.code == "invalid-request"
     assert "secret" not in caught.value.message

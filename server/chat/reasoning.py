@@ -1,0 +1,108 @@
+"""How a model reasons, as its connection is set: what of it a template can be told, and what the wire loses.
+
+A setting is a wish: a template that has no such switch or effort is rendered without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from server.chat.conversation import ChatSettings
+from server.chat.text import control
+from server.wire.records import Message, ToolCallPart, WireError
+
+EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max", "ultra")
+"""From the least to the most."""
+
+_SWITCHES: tuple[tuple[str, Any, Any], ...] = (
+    ("enable_thinking", True, False),
+    ("thinking", True, False),
+    ("thinking_mode", control("enabled"), control("disabled")),
+    ("reasoning", True, False),
+    ("thinking_budget", -1, 0),
+)
+"""The variables by which templates let thinking be switched: name, on, off."""
+
+_EFFORTS = ("reasoning_effort", "thinking_effort", "reasoning_strength")
+"""The variables that hold an effort."""
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What a template can be told about reasoning."""
+
+    switch: tuple[str, Any, Any] | None = None
+    """The variable that switches thinking, and its values for on and off."""
+    effort: str = ""
+    """The variable that holds the effort."""
+    efforts: tuple[str, ...] = ()
+    """The efforts that the template takes, the least first."""
+
+    def options(self, settings: ChatSettings) -> Mapping[str, Any]:
+        """The template's variables for these settings. An effort goes to the nearest that is taken, of two as near to
+        the lower one, and is left out where thinking is off."""
+        options: dict[str, Any] = {}
+        if self.switch is not None and settings.thinking is not None:
+            name, on, off = self.switch
+            options[name] = on if settings.thinking else off
+        if self.efforts and settings.reasoning_effort is not None and settings.thinking is not False:
+            wanted = EFFORTS.index(settings.reasoning_effort)
+            nearest = min(self.efforts, key=lambda effort: abs(EFFORTS.index(effort) - wanted))
+            options[self.effort] = control(nearest)
+        return options
+
+
+def find_control(render: Callable[[Mapping[str, Any]], str]) -> Control:
+    """Renders with each variable and looks whether the prompt changes. `render` gives nothing where that fails."""
+    found = None
+    for name, on, off in _SWITCHES:
+        prompts = render({name: on}), render({name: off})
+        if all(prompts) and prompts[0] != prompts[1]:
+            found = name, on, off
+            break
+    thinking = {found[0]: found[1]} if found else {}
+    for name in _EFFORTS:
+        efforts = _efforts(partial(_with_effort, render, thinking, name))
+        if efforts:
+            return Control(found, name, efforts)
+    return Control(found)
+
+
+def _with_effort(
+    render: Callable[[Mapping[str, Any]], str], thinking: Mapping[str, Any], name: str, effort: str | None
+) -> str:
+    return render(thinking if effort is None else {**thinking, name: control(effort)})
+
+
+def _efforts(render: Callable[[str | None], str]) -> tuple[str, ...]:
+    """The efforts that a template takes by this variable; none where it does not read it.
+
+    Some templates look for one or two of the names alone. The others then write what no effort writes, which stands
+    for less than the names it knows where they are high ones, and for more where they are low.
+    """
+    plain, unknown = render(None), render("unheard-of")
+    prompts = {effort: prompt for effort in EFFORTS if (prompt := render(effort))}
+    heard = [EFFORTS.index(effort) for effort, prompt in prompts.items() if prompt != plain]
+    if not heard or unknown != plain:
+        return tuple(prompts) if heard else ()
+    high = heard[-1] >= EFFORTS.index("high")
+    others = range(heard[0]) if high else range(heard[-1] + 1, len(EFFORTS))
+    return tuple(effort for effort in prompts if EFFORTS.index(effort) in {*heard, *others})
+
+
+def check_continuation(settings: ChatSettings, messages: Sequence[Message]) -> None:
+    """Refuses a conversation in the middle of a tool loop where the model needs its reasoning back, which the wire
+    cannot carry (NAP-LLM, "Schemas": thinking is not input). Raises WireError("unsupported")."""
+    if settings.reasoning_continuation != "required":
+        return
+    turn: list[Message] = []
+    for message in messages:
+        turn = [] if message.role == "user" else [*turn, message]
+    if any(isinstance(part, ToolCallPart) for message in turn for part in message.content):
+        raise WireError(
+            "unsupported",
+            "this connection's model needs the reasoning of its earlier calls, which this wire does not carry",
+        )

@@ -1,0 +1,143 @@
+"""Thinking and its effort as a connection is set, and tool loops whose reasoning the wire loses."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.chat.conversation import ChatSettings, Conversation, Prepared
+from server.chat.formats import FORMATS
+from server.chat.prepare import Model
+from server.chat.probe import probe
+from server.chat.reasoning import EFFORTS, Control, check_continuation
+from server.chat.template import Template
+from server.engine import Vocab
+from server.wire.records import Message, TextPart, ThinkingPart, Tool, ToolCallPart, WireError
+
+SWITCHES = {
+    "Apertus-8B-Instruct": "enable_thinking",
+    "Bielik-11B-v3.0-Instruct": "enable_thinking",
+    "ByteDance-Seed-OSS": "thinking_budget",
+    "Cohere2MoE": "reasoning",
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use": "enable_thinking",
+    "GLM-4.6": "enable_thinking",
+    "GLM-4.7-Flash": "enable_thinking",
+    "HuggingFaceTB-SmolLM3-3B": "enable_thinking",
+    "Kimi-K3": "thinking",
+    "MiniMax-M3": "thinking_mode",
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "enable_thinking",
+    "Qwen-QwQ-32B": "enable_thinking",
+    "Qwen-Qwen3-0.6B": "enable_thinking",
+    "Qwen3.5-4B": "enable_thinking",
+    "Reka-Edge": "enable_thinking",
+    "Spark2.5": "enable_thinking",
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": "enable_thinking",
+    "deepseek-ai-DeepSeek-V3.1": "enable_thinking",
+    "deepseek-ai-DeepSeek-V3.2": "enable_thinking",
+    "deepseek-ai-DeepSeek-V4": "enable_thinking",
+    "deepseek-ai-DeepSeek-V4-Flash-0731": "enable_thinking",
+    "google-gemma-4-31B-it": "enable_thinking",
+    "google-gemma-4-31B-it-interleaved": "enable_thinking",
+    "ibm-granite-granite-3.3-2B-Instruct": "thinking",
+    "inclusionai-ling-3.0-flash": "enable_thinking",
+    "llama-cpp-rwkv-world": "enable_thinking",
+    "openbmb-MiniCPM5-1B": "enable_thinking",
+    "poolside-Laguna-S-2.1": "enable_thinking",
+    "poolside-Laguna-XS-2.1": "enable_thinking",
+    "poolside-Laguna-XS.2": "enable_thinking",
+}
+
+HELD = {
+    "Kimi-K3": ("thinking_effort", ("low", "high", "max")),
+    "deepseek-ai-DeepSeek-V4": ("reasoning_effort", EFFORTS[:-1]),
+    "deepseek-ai-DeepSeek-V4-Flash-0731": ("reasoning_effort", ("minimal", "low", "medium", "high", "max")),
+    "muse-glimmer": ("reasoning_strength", EFFORTS),
+    "openai-gpt-oss-120b": ("reasoning_effort", EFFORTS),
+    "tencent-Hy3": ("reasoning_effort", ("low", "high")),
+    "upstage-Solar-Open-100B": ("reasoning_effort", EFFORTS),
+}
+
+
+def hello(model: Model, settings: ChatSettings) -> tuple[str, Prepared]:
+    prepared = model.prepare(Conversation((Message("user", (TextPart("Hello"),)),)), settings)
+    return b"".join(model.vocab.piece(token) for token in prepared.tokens).decode(), prepared
+
+
+def test_switches_and_efforts_are_found(templates: dict[str, str]) -> None:
+    found = {name: probe(Template(source)).reasoning for name, source in templates.items()}
+    assert {name: each.switch[0] for name, each in found.items() if each.switch} == SWITCHES
+    assert {name: (each.effort, each.efforts) for name, each in found.items() if each.effort} == HELD
+
+
+@pytest.mark.parametrize("name", sorted(SWITCHES))
+def test_thinking_is_switched(vocab: Vocab, templates: dict[str, str], name: str) -> None:
+    model = Model(vocab, templates[name])
+    (on, _), (off, prepared) = (hello(model, ChatSettings(thinking=thinking)) for thinking in (True, False))
+    assert on != off
+    assert model.format.thinking is None or prepared.parser.lead != model.format.thinking.open
+
+
+@pytest.mark.parametrize("name", sorted(HELD))
+def test_an_effort_reaches_the_prompt(vocab: Vocab, templates: dict[str, str], name: str) -> None:
+    model = Model(vocab, templates[name])
+    low, high = (hello(model, ChatSettings(thinking=True, reasoning_effort=effort))[0] for effort in ("minimal", "max"))
+    assert low != high
+    off = ChatSettings(thinking=False)
+    assert hello(model, ChatSettings(thinking=False, reasoning_effort="max")) == hello(model, off)
+
+
+def test_settings_that_a_template_does_not_know_change_nothing(vocab: Vocab, templates: dict[str, str]) -> None:
+    model = Model(vocab, templates["Qwen-Qwen2.5-7B-Instruct"])
+    assert hello(model, ChatSettings(thinking=False, reasoning_effort="high")) == hello(model, ChatSettings())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "taken"),
+    [("minimal", "low"), ("low", "low"), ("medium", "low"), ("high", "high"), ("xhigh", "high"), ("ultra", "max")],
+)
+def test_an_effort_goes_to_the_nearest_of_two_the_lower(wanted: str, taken: str) -> None:
+    known = Control(None, "effort", ("low", "high", "max"))
+    assert known.options(ChatSettings(reasoning_effort=wanted)) == {"effort": taken}
+    assert known.options(ChatSettings(reasoning_effort=taken)) == {"effort": taken}
+    assert known.options(ChatSettings(reasoning_effort=wanted, thinking=False)) == {}
+
+
+TOOL = Tool("look", None, {"type": "object"})
+ASK = Message("user", (TextPart("Look."),))
+CALL = Message("assistant", (ToolCallPart("c1", "look", {}),))
+RESULT = Message("toolResult", (TextPart("Seen."),), tool_call_id="c1", tool_name="look")
+ANSWER = Message("assistant", (TextPart("I saw."),))
+REQUIRED = ChatSettings(reasoning_continuation="required")
+
+
+@pytest.mark.parametrize("messages", [(ASK, CALL, RESULT), (ASK, ANSWER, ASK, CALL, RESULT, CALL, RESULT)])
+def test_a_loop_without_its_reasoning_is_refused_where_it_is_required(
+    vocab: Vocab, messages: tuple[Message, ...]
+) -> None:
+    model = Model(vocab)
+    with pytest.raises(WireError, match="reasoning") as caught:
+        model.prepare(Conversation(messages, (TOOL,), "auto"), REQUIRED)
+    assert caught.value.code == "unsupported"
+    model.prepare(Conversation(messages, (TOOL,), "auto"))
+
+
+@pytest.mark.parametrize(
+    "messages", [(ASK,), (ASK, ANSWER), (ASK, CALL, RESULT, ASK), (ASK, CALL, RESULT, ANSWER, ASK)]
+)
+def test_what_continues_no_loop_is_prepared(messages: tuple[Message, ...]) -> None:
+    check_continuation(REQUIRED, messages)
+
+
+def test_formats_say_whose_models_expect_their_reasoning_back() -> None:
+    wanted = {"command-r7b", "deepseek-v3.2", "deepseek-v4", "gpt-oss", "kimi-k2", "kimi-k3", "minimax-m2"}
+    assert {name for name, format in FORMATS.items() if format.wants_thinking} == wanted
+
+
+def test_thinking_never_reaches_a_prompt(vocab: Vocab, templates: dict[str, str]) -> None:
+    thought = ThinkingPart("Secretwords.")
+    messages = (ASK, Message("assistant", (thought, TextPart("Sidewords."), *CALL.content)), RESULT, ANSWER, ASK)
+    for source in templates.values():
+        model = Model(vocab, source)
+        for settings in (ChatSettings(), ChatSettings(thinking=True)):
+            prepared = model.prepare(Conversation(messages, (TOOL,), "auto"), settings)
+            prompt = b"".join(model.vocab.piece(token) for token in prepared.tokens)
+            assert b"Secretwords" not in prompt and b"Sidewords" in prompt
