@@ -120,7 +120,7 @@ _BLOCK = 256
 def _up_to(grammar: Grammar, item: Item, block: Ref, most: int) -> Item:
     """0 to `most` times `item`: as many whole blocks as there are, then less than a block."""
     blocks, rest = divmod(most, _BLOCK)
-    if blocks > _LADDER:
+    if blocks > BLOCKS:
         raise LimitExceeded("repeat")
     less = grammar.add(((Repeat(item, 0, _BLOCK - 1),),), "t")
     below: Sequence = (Repeat(item, 0, rest),) if rest else ()
@@ -129,7 +129,7 @@ def _up_to(grammar: Grammar, item: Item, block: Ref, most: int) -> Item:
     return below[0]
 
 
-_LADDER = 4_096
+BLOCKS = 4_096
 """Blocks of one upper bound: counts up to about a million."""
 
 _ESCAPES = {ord('"'): '\\"', ord("\\"): "\\\\", 10: "\\n", 13: "\\r", 9: "\\t"}

@@ -29,7 +29,7 @@ from .automata import (
 )
 from .limits import LimitExceeded
 from .memo import memo
-from .rules import Chars, Grammar, Item, Lit, Ref, Repeat, Rule, Sequence, repeat
+from .rules import BLOCKS, Chars, Grammar, Item, Lit, Ref, Repeat, Rule, Sequence, repeat
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,14 @@ PRODUCT = 5_000
 """States of such a product: each becomes a rule, so this bounds what one string adds to a grammar."""
 NAMED = 8
 """Sets of more ranges than this become a rule, so that their text is not repeated."""
+WIDE = 1_000
+"""Characters of a set that most tokens of a vocabulary pass, more or less: worth being tried before what ends it."""
+CHAIN = 256
+"""Largest count of a wide set that is written as one rule for each character; higher ones are composed of blocks."""
+
+
+def _wide(chars: Ranges) -> bool:
+    return sum([hi - lo + 1 for lo, hi in chars]) > WIDE
 
 
 def _hex_digits(values: list[int]) -> Chars:
@@ -153,9 +161,7 @@ class Strings:
                 low, high = max(0, least - length), None if most is None else most - length
                 if high is not None and high < low:
                     return [self._nothing]
-                items += repeat(self.grammar, self._item(chars), low, high)
-                items.append(self._end)
-                return items
+                return [*items, *self.ending(chars, low, high)]
             if not row or any(target != row[0][2] or target == state for _, _, target in row):
                 return None
             items.append(self._item(tuple([(lo, hi) for lo, hi, _ in row])))
@@ -170,6 +176,45 @@ class Strings:
     def _end(self) -> Lit:
         return Lit(self.spelling.quote)
 
+    def ending(self, chars: Ranges, least: int = 0, most: int | None = None) -> Sequence:
+        """`least` to `most` characters of a set, and the end of the string."""
+        item = self._item(chars)
+        if not _wide(chars):
+            return (*repeat(self.grammar, item, least, most), self._end)
+        forced = repeat(self.grammar, item, least, least)
+        return (*forced, *self._up_to(item, None if most is None else most - least))
+
+    def _up_to(self, item: Item, most: int | None) -> Sequence:
+        """Up to `most` times an item (None: any number), and the end.
+
+        llama.cpp keeps the stacks of a rule from its last alternative to its first, and looks with each only at the
+        tokens that those before it refused. The item, which lets most of them pass, therefore comes last; `item{0,9}`
+        would put it first.
+        """
+        if most == 0:
+            return (self._end,)
+        key = ("ending", item, most)
+        ref = self._memo.get(key)
+        if ref is not None:
+            return (ref,)
+        if most is None:
+            ref = Ref(f"{self.spelling.key}string-rest" if item == self.char else self.grammar.fresh("t"))
+            self.grammar.define(ref.name, ((self._end,), (item, ref)))
+        elif most <= CHAIN:
+            ref = self.grammar.add(((self._end,), (item, *self._up_to(item, most - 1))), "t")
+        else:
+            blocks, rest = divmod(most, CHAIN)
+            if blocks > BLOCKS:
+                raise LimitExceeded("repeat")
+            less = self._up_to(item, CHAIN - 1)
+            below = self._up_to(item, rest)
+            for _ in range(blocks):
+                ref = self.grammar.add(((Repeat(item, CHAIN, CHAIN), *below), less), "u")
+                below = (ref,)
+            assert ref is not None
+        self._memo[key] = ref
+        return (ref,)
+
     # Characters
 
     @property
@@ -180,7 +225,7 @@ class Strings:
         name = f"{self.spelling.key}char"
         if name not in self.grammar.rules:
             raw, _ = _split(((0, LAST),), self.spelling.escaped)
-            self.grammar.define(name, ((Chars(raw),), (Lit("\\"), self._any_escape)))
+            self.grammar.define(name, ((Lit("\\"), self._any_escape), (Chars(raw),)))
         return Ref(name)
 
     @property
@@ -220,20 +265,11 @@ class Strings:
             return Lit("\\" + (letter or f"{self.spelling.prefix}{escaped[0]:02x}"))
         ref = self._memo.get(chars)
         if ref is None:
-            alternatives: list[Sequence] = [(self._chars(raw),)] if raw else []
-            alternatives.append(_joined((Lit("\\"), *self._escapes(escaped))))
+            alternatives: list[Sequence] = [_joined((Lit("\\"), *self._escapes(escaped)))]
+            if raw:
+                alternatives.append((self._chars(raw),))
             ref = self._memo[chars] = self.grammar.add(tuple(alternatives), "c")
         return ref
-
-    @property
-    def _rest(self) -> Ref:
-        """Any text, and the closing quote."""
-        name = f"{self.spelling.key}string-rest"
-        if name not in self.grammar.rules:
-            raw, _ = _split(((0, LAST),), self.spelling.escaped)
-            ref = Ref(name)
-            self.grammar.define(name, ((Chars(raw), ref), (Lit("\\"), self._any_escape, ref), (self._end,)))
-        return Ref(name)
 
     def _chars(self, raw: Ranges) -> Item:
         if len(raw) == 1 and raw[0][0] == raw[0][1]:
@@ -355,24 +391,18 @@ class _Writer:
                 items.append(end)
                 return items
             if state in accepting:
-                if self.strings.spelling.quote and groups == {state: ((0, LAST),)}:
-                    items.append(self.strings._rest)
-                    return items
                 count, last = self._run(state)
                 if last == state and len(groups) == 1 and state in groups:
-                    items += (Repeat(self.strings._item(groups[state]), 0, None), end)
-                    return items
+                    return [*items, *self.strings.ending(groups[state])]
                 if count and not self.groups[last]:
-                    chars = next(iter(groups.values()))
-                    items += (*repeat(self.grammar, self.strings._item(chars), 0, count), end)
-                    return items
+                    return [*items, *self.strings.ending(next(iter(groups.values())), 0, count)]
                 items.append(self._ref(state))
                 return items
             if (self.entries[state] > 1 and not first) or len(groups) > 1 + (state in groups):
                 items.append(self._ref(state))
                 return items
             if state in groups:
-                if self._conflict(groups):
+                if _wide(groups[state]) or self._conflict(groups):
                     items.append(self._ref(state))
                     return items
                 items.append(Repeat(self.strings._item(groups[state]), 0, None))
@@ -406,7 +436,7 @@ class _Writer:
         return bool(escaped) and sum(1 for chars in groups.values() if _split(chars, escaped)[1]) > 1
 
     def _rule(self, state: int) -> Rule:
-        """The alternatives of a state, the widest first: the sampler tries them in turn on what the others refused."""
+        """The alternatives of a state, the widest last: the sampler tries that first (see `Strings._up_to`)."""
         limits.check()
         groups = self.groups[state]
         spelling = self.strings.spelling
@@ -414,6 +444,8 @@ class _Writer:
         escapes: dict[int, Sequence] = {}
         wide: list[tuple[int, Sequence]] = []
         out: list[Sequence] = []
+        if state in self.language.accepting:
+            out.append((self.strings._end,) if spelling.quote else ())
         for target, chars in groups.items():
             rest = (self._ref(state),) if target == state else tuple(self._line(target))
             raw, escaped = _split(chars, spelling.escaped)
@@ -421,20 +453,22 @@ class _Writer:
                 wide.append((LAST, (self.strings.char, *rest)))
                 continue
             if raw:
-                wide.append((sum(hi - lo + 1 for lo, hi in raw), (self.strings._chars(raw), *rest)))
+                wide.append((sum([hi - lo + 1 for lo, hi in raw]), (self.strings._chars(raw), *rest)))
             if escaped and conflict:
                 escapes.update(dict.fromkeys(escaped, rest))
             elif escaped:
                 out.append((Lit("\\"), *self.strings._escapes(escaped), *rest))
-        wide.sort(key=lambda pair: -pair[0])
-        out[:0] = [sequence for _, sequence in wide]
         if escapes:
             rule = self.strings._escape_rule(escapes)
             tail = rule[0] if len(rule) == 1 else (self.grammar.add(rule, "esc"),)
             out.append((Lit("\\"), *tail))
-        if state in self.language.accepting:
-            out.append((self.strings._end,) if spelling.quote else ())
+        wide.sort(key=_width)
+        out.extend([sequence for _, sequence in wide])
         return tuple([_joined(sequence) for sequence in out])
+
+
+def _width(alternative: tuple[int, Sequence]) -> int:
+    return alternative[0]
 
 
 def _joined(items: tuple[Item, ...] | list[Item]) -> Sequence:

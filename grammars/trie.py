@@ -6,8 +6,10 @@ from functools import lru_cache
 from typing import TypeAlias, Union
 
 from . import limits
-from .rules import Chars, Grammar, Item, Lit, Ref, Repeat, Sequence
+from .automata import ANY
+from .rules import Chars, Grammar, Lit, Ref, Sequence
 from .spelling import JSON_ESCAPES, JSON_PLAIN
+from .strings import Strings
 
 Node: TypeAlias = dict[str, Union["Node", Sequence]]
 """A character leads to a node; `END` leads to the sequence that follows the name."""
@@ -70,17 +72,13 @@ class OtherNames:
     A rule depends only on what may not follow, so objects share the rules of the ends of their names.
     """
 
-    def __init__(self, grammar: Grammar, char: Item) -> None:
-        self.grammar, self.char = grammar, char
+    def __init__(self, grammar: Grammar, strings: Strings) -> None:
+        self.grammar, self.strings = grammar, strings
         self._done: dict[frozenset[str], Ref] = {}
-        self._rest: Ref | None = None
 
     def write(self, names: frozenset[str]) -> Ref:
-        """`names` as they are spelled between the quotes."""
-        if self._rest is None:
-            self._rest = self.grammar.add(((Repeat(self.char, 0, None), Lit('"')),), "n")
-        if not names:
-            return self._rest
+        """`names` as they are spelled between the quotes, of which there is at least one."""
+        rest = self.strings.ending(ANY)
         known = self._done.get(names)
         if known is not None:
             return known
@@ -93,7 +91,7 @@ class OtherNames:
             for suffix in suffixes:
                 piece = suffix[:1] if suffix[:1] != "\\" else suffix[: 6 if suffix[1] == "u" else 2]
                 below.setdefault(piece, []).append(suffix[len(piece) :])
-            rule: list[Sequence] = [(without("".join(sorted([p for p in below if len(p) == 1]))), self._rest)]
+            rule: list[Sequence] = []
             for piece, rests in below.items():
                 if piece:
                     key = frozenset(rests)
@@ -105,9 +103,10 @@ class OtherNames:
             if "" not in below:
                 rule.append((Lit('"'),))
             if any(len(piece) > 1 for piece in below):
-                rule.extend((Lit(spelled), self._rest) for spelled in JSON_ESCAPES.values() if spelled not in below)
+                rule.extend((Lit(spelled), *rest) for spelled in JSON_ESCAPES.values() if spelled not in below)
             else:
-                rule.append((*escape(self.grammar), self._rest))
+                rule.append((*escape(self.grammar), *rest))
+            rule.append((without("".join(sorted([p for p in below if len(p) == 1]))), *rest))
             self.grammar.define(here.name, tuple(rule))
         return ref
 

@@ -30,7 +30,7 @@ class Writer:
         self.grammar = Grammar()
         self.strings = Strings(self.grammar, spelling.text)
         self.digits = Strings(self.grammar, RAW)
-        self.other_names = OtherNames(self.grammar, self.strings.char)
+        self.other_names = OtherNames(self.grammar, self.strings)
         self._terms: dict[Term, Sequence] = {}
         self._shapes: dict[Shape, Sequence] = {}
         self._texts: dict[TextSet, tuple[Sequence, ...]] = {}
@@ -112,7 +112,7 @@ class Writer:
         if kind == "none":
             return ()
         if kind == "all":
-            self.grammar.define("string", ((Lit(quote), Repeat(self.strings.char, 0, None), Lit(quote)),))
+            self.grammar.define("string", ((Lit(quote), *self.strings.ending(automata.ANY)),))
             return ((Ref("string"),),)
         if kind == "finite":
             if len(s[1]) <= _FLAT:
@@ -122,7 +122,13 @@ class Writer:
                 node = insert(node, escaped(value), ())
             return ((Lit(quote), *TrieWriter(self.grammar, quote).write(node)),)
         if kind == "length":
-            return ((Lit(quote), *self.repeat(self.strings.char, s[1], s[2], "maxLength"), Lit(quote)),)
+            try:
+                return ((Lit(quote), *self.strings.ending(automata.ANY, s[1], s[2])),)
+            except limits.LimitExceeded as error:
+                if error.limit != "repeat":
+                    raise
+                self.normal.note("maxLength")
+                return ((Lit(quote), *self.strings.ending(automata.ANY, s[1])),)
         rest, least, most = atoms.split_length(s)
         automaton = atoms.language(rest, self.normal)
         if automaton is None:
