@@ -136,6 +136,27 @@ async def test_no_server_is_a_transport_error() -> None:
     assert raised.value.status is None
 
 
+async def test_every_request_has_a_fresh_id_and_none_is_sent_again() -> None:
+    ids: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        envelope = json.loads(request.content)
+        ids.append(envelope["id"])
+        error = {"code": "timeout", "message": "too late"}
+        result = {"type": f"{envelope['type']}.result", "id": envelope["id"], "error": error}
+        if envelope["type"] == "llm.generate":
+            return httpx.Response(200, text=f"data: {json.dumps(result)}\n\n")
+        return httpx.Response(200, json=result)
+
+    async with client(answer) as nap:
+        for _ in range(2):
+            request = GenerationRequest(handle="h1", messages=(Message("user", (TextPart("hello"),)),))
+            for operation in (nap.select(), nap.describe("h1"), nap.cancel("g1"), anext(nap.generate(request))):
+                with pytest.raises(WireError):
+                    await operation
+    assert len(ids) == len(set(ids)) == 8
+
+
 async def test_a_stream_without_a_result_is_a_transport_error() -> None:
     async with client(lambda request: httpx.Response(200, text=": waiting\n\n")) as nap:
         with pytest.raises(TransportError, match="without a result"):

@@ -96,7 +96,7 @@ async def test_llm_c01_another_conversation_changes_nothing(shell: Shell) -> Non
 
 
 @OBEYED
-async def test_llm_c01_the_prompt_is_the_whole_conversation(controlled: Controlled) -> None:
+async def test_llm_c01_the_prompt_is_the_whole_conversation_and_nothing_else(controlled: Controlled) -> None:
     words = ["aardvark", "badger", "caribou", "dingo", "ermine"]
     roles = ["system", "user", "assistant", "user", "assistant"]
     messages = [

@@ -1,7 +1,8 @@
-"""The page beside this file names tests that exist."""
+"""The README maps each MUST of NAP-LLM to tests that exist, and the runtime has no hands but those it needs."""
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -9,15 +10,38 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
 
-def test_every_test_of_the_table_exists() -> None:
-    page = (HERE / "README.md").read_text()
-    named = re.findall(r"`(?:(tests/[\w/]+\.py)::)?(test_\w+)`", page)
-    assert len(named) > 60
-    for file, name in named:
-        source = (ROOT / (file or "tests/conformance/test_llm.py")).read_text()
-        assert re.search(rf"^(?:async )?def {name}\(", source, re.MULTILINE), (file, name)
+def rows() -> list[tuple[str, list[tuple[str, str]]]]:
+    """What the specification says, and file and name of each test that holds it."""
+    section = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Conformance\n")[1].split("\n## ")[0]
+    cells = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    return [(says, re.findall(r"`(?:(tests/[\w/]+\.py)::)?(test_\w+)`", tests)) for says, tests in cells[2:]]
+
+
+def test_every_must_has_tests_and_every_test_of_the_table_exists() -> None:
+    table = rows()
+    assert len(table) >= 45 and len({says for says, _ in table}) == len(table)
+    for says, tests in table:
+        assert tests, says
+        for file, name in tests:
+            source = (ROOT / (file or "tests/conformance/test_llm.py")).read_text(encoding="utf-8")
+            assert re.search(rf"^(?:async )?def {name}\(", source, re.MULTILINE), (says, file, name)
 
 
 def test_every_case_has_its_id() -> None:
-    source = (HERE / "test_llm.py").read_text()
-    assert {int(each) for each in re.findall(r"def test_llm_c(\d\d)_", source)} == set(range(1, 24))
+    source = (HERE / "test_llm.py").read_text(encoding="utf-8")
+    names = re.findall(r"^async def (test_\w+)\(", source, re.MULTILINE)
+    assert {name[:12] for name in names} == {f"test_llm_c{number:02}" for number in range(1, 24)}
+
+
+def test_nothing_but_workers_helpers_and_pip_is_ever_started() -> None:
+    """A tool call is a request to its napplet: nothing here could carry one out."""
+    starters = {"subprocess", "multiprocessing", "pty", "runpy"}
+    found = set()
+    for path in [*(ROOT / "server").rglob("*.py"), *(ROOT / "grammars").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            called = isinstance(node, ast.Call) and ast.unparse(node.func) in ("eval", "exec", "os.system", "os.popen")
+            if called or {each.partition(".")[0] for each in names} & starters:
+                found.add(str(path.relative_to(ROOT)))
+    assert found == {"server/engine/client.py", "server/chat/helpers.py", "server/models.py"}
