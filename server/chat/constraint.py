@@ -137,4 +137,4 @@ class _Writer:
             return ""
         after = self._gbnf.literal(self._format.next) or "[ \\n]{0,2}"
         thought = self._gbnf.until("thought", frame.close.strip(), after)
-        return thought if self._thinking_open else f"({sequence([self._gbnf.literal(frame.open.strip()), thought])})?"
+        return thought if self._thinking_open else f"({sequence([self._gbnf.literal(frame.open.rstrip()), thought])})?"

@@ -1,0 +1,82 @@
+"""A tiny model of random weights around a real vocabulary, with the control tokens of every family added.
+
+Only a few families' vocabularies come with llama.cpp's sources; for the others GPT-2's stands in, whose byte-level
+BPE is what nearly all of them use. Its tokens stand in the order of their merges: any number of the first ones is a
+vocabulary as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+_PIPES = re.compile(r"<\|[^|<>\s]+\|>|<｜[^｜<>\s]+｜>|<\|[a-z_]+>|<[a-z_]+\|>|\[/?[A-Z_]{3,}\]")
+_TAG = re.compile(r"</?[\w:]*(tool|think|arg_)[\w:]*>")
+WIDTH, LAYERS, HEADS = 64, 2, 4
+_BYTES = 256
+
+
+def control_texts(templates: Iterable[str], markers: Iterable[str]) -> list[str]:
+    """What families write as single tokens: in pipes or capitals wherever it stands, tags where a format names them."""
+    found = {text for source in (*templates, *markers) for text in _PIPES.findall(source)}
+    return sorted(found | {marker for marker in markers if _TAG.fullmatch(marker)})
+
+
+def write_model(path: Path, base: Path, controls: Iterable[str], *, size: int | None = None, seed: int = 1) -> None:
+    """A GGUF of the Llama architecture over the first `size` tokens of a byte-level BPE vocabulary, and `controls`."""
+    reader = gguf.GGUFReader(base)
+    texts = reader.fields["tokenizer.ggml.tokens"].contents()
+    merges = reader.fields["tokenizer.ggml.merges"].contents()
+    assert texts[-1] == "<|endoftext|>"
+    size = min(size or len(texts), len(texts)) - 1
+    texts, merges = texts[:size], merges[: size - _BYTES]
+    plain, controls = len(texts), ["<|endoftext|>", *controls]
+    texts = [*texts, *controls]
+
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(4096)
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(2 * WIDTH)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(WIDTH // HEADS)
+    writer.add_vocab_size(len(texts))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(texts)
+    writer.add_token_types([gguf.TokenType.NORMAL] * plain + [gguf.TokenType.CONTROL] * len(controls))
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(plain)
+    writer.add_eos_token_id(plain)
+    writer.add_add_bos_token(False)
+
+    random = np.random.default_rng(seed)
+
+    def weights(name: str, *shape: int) -> None:
+        writer.add_tensor(name, random.standard_normal(shape, np.float32) / np.sqrt(shape[-1]).astype(np.float32))
+
+    def ones(name: str) -> None:
+        writer.add_tensor(name, np.ones(WIDTH, np.float32))
+
+    weights("token_embd.weight", len(texts), WIDTH)
+    for layer in range(LAYERS):
+        block = f"blk.{layer}"
+        ones(f"{block}.attn_norm.weight")
+        ones(f"{block}.ffn_norm.weight")
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            weights(f"{block}.{name}.weight", WIDTH, WIDTH)
+        weights(f"{block}.ffn_gate.weight", 2 * WIDTH, WIDTH)
+        weights(f"{block}.ffn_up.weight", 2 * WIDTH, WIDTH)
+        weights(f"{block}.ffn_down.weight", WIDTH, 2 * WIDTH)
+    ones("output_norm.weight")
+    weights("output.weight", len(texts), WIDTH)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -1,0 +1,260 @@
+"""Random blocks, and what a model of a format writes for them: the other direction of the parser."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from server.chat.format import ANY_TYPE, ARGUMENTS, ID, Calls, Format, Frame, Json, Literals, Slot, Tagged, Types
+from server.chat.parser import ParserSpec
+from server.chat.spell import json_type, spell_arguments, to_json
+
+TOOLS: dict[str, Types] = {
+    "get": {
+        "s": ("string",),
+        "city-name": ("string",),
+        "n": ("number",),
+        "b": ("boolean",),
+        "z": ("null",),
+        "l": ("array",),
+        "o": ("object",),
+        "maybe": ("null", "string"),
+        "either": ("boolean", "number", "array", "object"),
+    },
+    "get_weather-2": {None: ("string",)},
+    "Any": {},
+}
+"""Tools by the types of their arguments: declared, one for all that are not declared, any. One name begins another."""
+
+_KEYS = ["key", "_x1", "a.b", "$ref", "größe", "two words", "k:1", "s/t"]
+_BARE_KEYS = ["key", "_x1", "a.b", "$ref", "s/t", "Z-9"]
+_NUMBERS = [0, -1, 7, 10**20, 1.5, -0.25, 1e-07, 1e300]
+_WORDS = [
+    "",
+    " ",
+    "\n",
+    "\t",
+    "\r\n",
+    "\u00a0",
+    "\u2028",
+    "\x01",
+    "\x7f",
+    "a",
+    "I say so.",
+    "Grüße",
+    "日本",
+    "👩‍🚀",
+    "é",
+]
+_WORDS += ["0", "-1.5", "null", "True", '"', "'", '"""', "\\", "\\n", "\\u00e9", "{", "}", "[", "]", "{}", "(", ")"]
+_WORDS += [",", ": ", "=", "<", "</", "<|", "|>", ">", ">>", "```", "[TOOL", "<tool_call>", "</think", "<｜tool"]
+_WORDS += ['{"name": "get", "arguments": {}}', '{"name": "nothing", "parameters": {}}', "get(s='x')"]
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output with its right reading: the kind and the text of each block; of a call, its name and arguments."""
+
+    spec: ParserSpec
+    text: str
+    blocks: list[tuple[str, Any]]
+
+
+class Author:
+    """Writes outputs of one format, the same for the same seed."""
+
+    def __init__(self, format: Format, seed: int) -> None:
+        self._random = Random(f"{format.name} {seed}")
+        self._format = format
+        self._words = [*_WORDS, *sorted(format.markers)]
+        calls = [calls.marker for calls in format.calls if not calls.anchored]
+        starts = [
+            str(calls.call[0]).strip() for calls in format.calls if calls.begin and isinstance(calls.call[0], str)
+        ]
+        thinking = [format.thinking.open.strip()] if format.thinking else []
+        # What free text cannot hold: whatever begins a block where calls are allowed.
+        self._markers = [*thinking, *(frame.open for frame in format.text), *calls, *starts, *format.noise]
+        if format.lead:
+            self._markers.append(format.lead)
+
+    def output(self) -> Output:
+        """Thinking, text, calls, text, each where chance and the format have it."""
+        format, lead = self._format, ""
+        written, blocks = "", []
+        if format.thinking and self._chance(0.5):
+            thought = self._words_before(format.thinking.close.strip())
+            space = self._space()
+            lead = format.thinking.open if self._chance(0.3) else ""
+            written = f"{'' if lead else format.thinking.open}{self._space()}{thought}{space}{format.thinking.close}"
+            written += format.next
+            blocks = [("thinking", thought)] if thought else []
+        answer = format.forced and self._chance(0.2)
+        for text, found in [self._forced(answer)] if format.forced else self._free(first=not written):
+            written += text
+            blocks += found
+        if not any(kind != "thinking" for kind, _ in blocks):
+            blocks.append(("text", ""))
+        if not lead and format.lead and written.startswith(format.lead) and self._chance(0.5):
+            lead, written = format.lead, written.removeprefix(format.lead)
+        return Output(ParserSpec(format, "allowed", TOOLS, json=answer, lead=lead), written, blocks)
+
+    def pieces(self, text: str) -> list[str]:
+        """The text cut at random, sometimes into empty pieces."""
+        places = sorted(self._random.randint(0, len(text)) for _ in range(self._random.randint(0, 12)))
+        return [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
+
+    # Blocks
+
+    def _forced(self, json_answer: bool) -> tuple[str, list[tuple[str, Any]]]:
+        """The calls, or one answer in its frame."""
+        frame = self._format.text[0]
+        if json_answer:
+            text = json.dumps(self._object(2), ensure_ascii=False)
+            return f"{frame.open}{text}{frame.close}", [("text", text)]
+        if self._chance(0.3):
+            text = self._any_words()
+            return f"{frame.open}{json.dumps(text, ensure_ascii=self._chance(0.5))}{frame.close}", [("text", text)]
+        return self._calls(self._format.calls[0])
+
+    def _free(self, *, first: bool) -> list[tuple[str, list[tuple[str, Any]]]]:
+        format = self._format
+        # An anchored call stands at the beginning; a framed format has no text but in frames.
+        spelling = self._random.choice([calls for calls in format.calls if first or not calls.anchored])
+        groups = self._random.choice([0, 1, 1, 1, 1, 2]) if not spelling.anchored else 1
+        parts: list[tuple[str, list[tuple[str, Any]]]] = []
+        if self._chance(0.5) and not (groups and spelling.anchored):
+            parts.append(self._text(first=first, anchored=not groups and any(calls.anchored for calls in format.calls)))
+        for _ in range(groups):
+            parts.append(self._calls(spelling))
+            if self._chance(0.4):
+                parts.append(self._text(first=False))
+        # White space around markers is nobody's.
+        return [(f"{self._space()}{text}" if i else text, blocks) for i, (text, blocks) in enumerate(parts)]
+
+    def _text(self, *, first: bool, anchored: bool = False) -> tuple[str, list[tuple[str, Any]]]:
+        format = self._format
+        frame: Frame | None = self._random.choice(format.text) if format.text else None
+        if frame and (format.framed or self._chance(0.5)):
+            text = self._words_before(frame.close) if frame.close else self._words_before(*self._markers)
+            return f"{format.next if not first else ''}{frame.open}{text}{frame.close}{self._after(frame)}", self._said(
+                text
+            )
+        text = self._words_before(*self._markers)
+        return text, self._said(text)
+
+    def _after(self, frame: Frame) -> str:
+        return self._format.next if frame.close and self._chance(0.5) else ""
+
+    @staticmethod
+    def _said(text: str) -> list[tuple[str, Any]]:
+        return [("text", text)] if text else []
+
+    def _calls(self, calls: Calls) -> tuple[str, list[tuple[str, Any]]]:
+        given = []
+        for _ in range(self._random.randint(1, min(3, calls.most))):
+            name = self._random.choice(list(TOOLS))
+            given.append((name, self._arguments(calls, TOOLS[name])))
+        written = [self._call(calls, name, arguments) for name, arguments in given]
+        text = f"{calls.begin}{calls.between.join(written)}{calls.end}"
+        return text, [("toolCall", call) for call in given]
+
+    def _call(self, calls: Calls, name: str, arguments: Mapping[str, Any]) -> str:
+        parts = []
+        for part in calls.call:
+            if part is ARGUMENTS and isinstance(calls.syntax, Json):
+                parts.append(self._json(arguments))
+            elif part is ARGUMENTS:
+                parts.append(str.__str__(spell_arguments(calls, arguments)))
+            elif part is ID:
+                parts.append(str(self._random.randint(0, 99)) if calls.id.startswith("[0-9]") else "a1B2c3D4e")
+            else:
+                parts.append(name if isinstance(part, Slot) else part)
+        return "".join(parts)
+
+    def _json(self, value: Any) -> str:
+        style = self._random.choice([{}, {"separators": (",", ":")}, {"indent": 2}])
+        return json.dumps(value, ensure_ascii=self._chance(0.3), **style)
+
+    # Arguments
+
+    def _arguments(self, calls: Calls, types: Types) -> dict[str, Any]:
+        declared = [key for key in types if key is not None]
+        keys = declared or [key for key in _KEYS if self._possible(calls, key)]
+        chosen = self._random.sample(keys, self._random.randint(0, min(4, len(keys))))
+        return {key: self._argument(calls, types.get(key, types.get(None, ANY_TYPE))) for key in chosen}
+
+    def _possible(self, calls: Calls, key: str) -> bool:
+        match calls.syntax:
+            case Literals(pair=pair):
+                return pair not in key
+            case Tagged(named=named):
+                return named[0] not in key
+        return True
+
+    def _argument(self, calls: Calls, types: Sequence[str]) -> Any:
+        """A value of one of these types that the syntax can spell, and spells in one way only."""
+        while True:
+            value = self._value(calls, self._random.choice(types), 2)
+            if not isinstance(calls.syntax, Tagged) or self._certain(calls.syntax, value, types):
+                return value
+
+    def _certain(self, tags: Tagged, value: Any, types: Sequence[str]) -> bool:
+        raw, close = value if isinstance(value, str) else to_json(value), tags.close.strip()
+        if (raw + close).index(close) < len(raw):
+            return False
+        if not isinstance(value, str) or tags.typed or types == ("string",):
+            return True
+        try:  # raw text that is JSON of another type is read as that
+            return json_type(json.loads(raw)) not in types or isinstance(json.loads(raw), str)
+        except ValueError:
+            return True
+
+    def _value(self, calls: Calls, kind: str, depth: int) -> Any:
+        marked = isinstance(calls.syntax, Literals) and calls.syntax.quote != '"'
+        match kind:
+            case "string":
+                return self._any_words(*([calls.syntax.quote] if marked else []))  # type: ignore[union-attr]
+            case "number":
+                return self._random.choice(_NUMBERS)
+            case "boolean":
+                return self._chance(0.5)
+            case "null":
+                return None
+        kinds = ANY_TYPE if depth else ANY_TYPE[:4]
+        values = [
+            self._value(calls, self._random.choice(kinds), depth - 1 if depth else 0)
+            for _ in range(self._random.randint(0, 3))
+        ]
+        if kind == "array":
+            return values
+        return {self._random.choice(_BARE_KEYS) if marked else self._any_words(): value for value in values}
+
+    def _object(self, depth: int) -> dict[str, Any]:
+        value = self._value(self._format.calls[0], "object", depth)
+        assert isinstance(value, dict)
+        return value
+
+    # Words
+
+    def _chance(self, probability: float) -> bool:
+        return self._random.random() < probability
+
+    def _space(self) -> str:
+        return self._random.choice(["", "", " ", "\n", "\n\n", " \r\n\t"])
+
+    def _any_words(self, *without: str) -> str:
+        """Any text in which none of these stand, nor begin where the text ends."""
+        while True:
+            text = "".join(self._random.choice(self._words) for _ in range(self._random.randint(0, 6)))
+            if all((text + marker).index(marker) == len(text) for marker in without):
+                return text
+
+    def _words_before(self, *markers: str) -> str:
+        """The text of a block, without the white space at its ends, which belongs to no block."""
+        while True:
+            text = self._any_words(*markers).strip()
+            if all((text + marker).index(marker) == len(text) for marker in markers):
+                return text
