@@ -61,6 +61,7 @@ async def deny(shell: Shell, decision: dict[str, Any]) -> None:
 OBEYED = pytest.mark.needs("to see what the engine was given")
 MISBEHAVES = pytest.mark.needs("an engine that misbehaves on command")
 CONFIGURED = pytest.mark.needs("a configuration of its own")
+ANSWERS = pytest.mark.needs("an engine that answers on command")
 STALLS = pytest.mark.needs("an engine that stands still on command")
 
 
@@ -464,7 +465,7 @@ async def test_llm_c09_race_of_cancel_and_completion_of_a_real_model(shell: Shel
         assert (await cancel)["cancelled"] == ("error" in received[-1])
 
 
-@MISBEHAVES
+@ANSWERS
 async def test_llm_c09_race_of_cancel_and_completion(controlled: Controlled) -> None:
     request = await controlled.request()
     outcomes = set()
@@ -626,7 +627,7 @@ async def test_llm_c14_an_id_goes_round(shell: Shell) -> None:
     assert (await shell.fail(request | {"messages": wrong}))["code"] == "invalid-request"
 
 
-@MISBEHAVES
+@ANSWERS
 async def test_llm_c14_ids_are_made_and_come_back(controlled: Controlled) -> None:
     generation = asyncio.create_task(controlled.stream("g", await controlled.request(tools=[WEATHER])))
     run = await controlled.engine.run()
@@ -648,7 +649,7 @@ async def test_llm_c14_ids_are_made_and_come_back(controlled: Controlled) -> Non
 # LLM-C15: completed calls end as toolUse; truncation and refusal keep no call
 
 
-@MISBEHAVES
+@ANSWERS
 async def test_llm_c15_completed_calls_are_tool_use(controlled: Controlled) -> None:
     generation = asyncio.create_task(controlled.stream("g", await controlled.request(tools=[WEATHER])))
     run = await controlled.engine.run()
