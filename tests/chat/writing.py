@@ -79,6 +79,8 @@ class Author:
         self._markers = [*thinking, *(frame.open for frame in format.text), *calls, *starts, *format.noise]
         if format.lead:
             self._markers.append(format.lead)
+        if any(calls.bare for calls in format.calls):
+            self._markers.append('{"name": "get"')
 
     def output(self) -> Output:
         """Thinking, text, calls, text, each where chance and the format have it."""
@@ -157,13 +159,15 @@ class Author:
         for _ in range(self._random.randint(1, min(3, calls.most))):
             name = self._random.choice(list(TOOLS))
             given.append((name, self._arguments(calls, TOOLS[name])))
-        written = [self._call(calls, name, arguments) for name, arguments in given]
-        text = f"{calls.begin}{calls.between.join(written)}{calls.end}"
-        return text, [("toolCall", call) for call in given]
+        blocks: list[tuple[str, Any]] = [("toolCall", call) for call in given]
+        if calls.bare and self._chance(0.2):
+            return "\n".join(self._call(calls, calls.bare, *call) for call in given), blocks
+        written = [self._call(calls, calls.call, *call) for call in given]
+        return f"{calls.begin}{calls.between.join(written)}{calls.end}", blocks
 
-    def _call(self, calls: Calls, name: str, arguments: Mapping[str, Any]) -> str:
+    def _call(self, calls: Calls, call: Sequence[str | Slot], name: str, arguments: Mapping[str, Any]) -> str:
         parts = []
-        for part in calls.call:
+        for part in call:
             if part is ARGUMENTS and isinstance(calls.syntax, Json):
                 parts.append(self._json(arguments))
             elif part is ARGUMENTS:
