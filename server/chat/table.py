@@ -21,8 +21,8 @@ UNRECOGNISED = {
 }
 """Why a template has the generic format."""
 
-_HEADER = """| template | format | system | tools | calls | text beside | results | thinking |
-| --- | --- | --- | --- | --- | --- | --- | --- |
+_HEADER = """| template | format | system | tools | calls | text beside | results | thinking | set by |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
 
 
@@ -48,6 +48,7 @@ def _row(name: str, source: str) -> str:
         "native" if traits.beside else "turn of its own" if traits.apart else "spelled" if native else "",
         _results(traits, native=not format.forced),
         thinking,
+        _set_by(traits),
     ]
     return f"| {' | '.join(cells)} |\n".replace("<|", "<\\|").replace("|>", "\\|>")
 
@@ -62,6 +63,13 @@ def _results(traits: Traits, *, native: bool) -> str:
     if not (native and traits.results):
         return "user turn"
     return "native" if traits.answered else "native, before a user's message: user turn"
+
+
+def _set_by(traits: Traits) -> str:
+    """The template's variables that a connection's `thinking` and `reasoning_effort` fill."""
+    reasoning = traits.reasoning
+    names = [*([reasoning.switch[0]] if reasoning.switch else []), *([reasoning.effort] if reasoning.effort else [])]
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def write(templates: Mapping[str, str]) -> None:
