@@ -7,6 +7,7 @@ binding; what it cannot be made to show is skipped there, each case under its id
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 import secrets
@@ -108,9 +109,18 @@ class Shell:
         """What every engine has done so far, as far as it can be seen: alike where nothing was submitted in between."""
         if not self.owned:
             return None
+        seen = await self._counters()
+        while True:
+            # A job cancelled just now may still end its step.
+            await asyncio.sleep(0.05)
+            before, seen = seen, await self._counters()
+            if seen == before:
+                return seen
+
+    async def _counters(self) -> object:
         state = (await self.owner.get("/owner/state")).json()
-        seen = ("state", "active", "queued", "outputTokens")
-        return [[each["key"], *(each.get(name) for name in seen)] for each in state["connections"]]
+        names = ("key", "state", "active", "queued", "outputTokens")
+        return [[each.get(name) for name in names] for each in state["connections"]]
 
     async def post(self, envelope: dict[str, Any], **headers: str) -> httpx.Response:
         return await self.http.post("/nap/llm", json=envelope, headers=_names(headers))

@@ -16,6 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from server.app import create_app
+from server.chat import HelperPool
 from server.config import ServerConfig
 from server.state import TokenStore, owner_token
 from tests.runtime.doubles import World
@@ -59,6 +60,7 @@ class Site:
 
     def __init__(self, world: World, tokens: TokenStore, port: int, client: httpx.AsyncClient) -> None:
         self.world, self.tokens, self.port, self.client = world, tokens, port, client
+        self.routes: tuple[Any, ...] = ()
         headers = {"authorization": f"Bearer {owner_token(tokens.directory)}"}
         self.owner = httpx.AsyncClient(base_url=client.base_url, headers=headers, timeout=20, verify=False)
 
@@ -113,16 +115,25 @@ async def events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
 
 
 @contextlib.asynccontextmanager
-async def site_of(directory: Path, server: ServerConfig | None = None, **options: Any) -> AsyncIterator[Site]:
-    world = World(directory / "model.gguf", server=server, real_clock=True, **options)
+async def site_of(
+    directory: Path,
+    server: ServerConfig | None = None,
+    *,
+    real_clock: bool = True,
+    helpers: HelperPool | None = None,
+    **options: Any,
+) -> AsyncIterator[Site]:
+    world = World(directory / "model.gguf", server=server, real_clock=real_clock, **options)
     tokens = TokenStore(directory / "state")
     token = tokens.create("shell", consent="always")
-    async with listening(create_app(world.config, world.runtime, tokens=tokens)) as port:
+    app = create_app(world.config, world.runtime, tokens=tokens, helpers=helpers)
+    async with listening(app) as port:
         headers = {"authorization": f"Bearer {token}"}
         async with httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=20, verify=False
         ) as client:
             site = Site(world, tokens, port, client)
+            site.routes = tuple(app.routes)
             yield site
             await site.owner.aclose()
 
