@@ -145,7 +145,7 @@ class Engine:
         self._ready = False
         self._closing = False
         self._load = (0, 0)
-        self._counts = [0, 0, 0, 0]
+        self._counts = [0, 0, 0, 0, 0]
 
     @property
     def alive(self) -> bool:
@@ -158,9 +158,8 @@ class Engine:
         return self._process.pid if self._process is not None else 0
 
     def stats(self) -> EngineStats:
-        prompt, cached, output, restarts = self._counts
         active = self._load[0] if self._live else 0
-        return EngineStats(active, max(0, len(self._live) - active), prompt, cached, output, restarts)
+        return EngineStats(active, max(0, len(self._live) - active), *self._counts)
 
     # --- jobs
 
@@ -215,6 +214,7 @@ class Engine:
         if isinstance(end, Done):
             self._counts[0] += end.prompt_tokens
             self._counts[1] += end.cache_read_tokens
+            self._counts[4] += end.forced_tokens
         if not told and self._ready:
             self._send(Cancel(generation.job.id))
         elif not told:

@@ -7,6 +7,8 @@ ends the process when it is moved on by what it does not allow, so everything he
 from __future__ import annotations
 
 import re
+from array import array
+from collections.abc import Container
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +16,12 @@ from numpy.typing import NDArray
 from server.engine import llama
 from server.engine.messages import Constraint
 from server.engine.vocab import Vocab
+
+_USUAL = b'e0"} <'
+"""Bytes of which free text or a choice mostly allows two: a cheap question that spares most positions the full one."""
+
+_FORESIGHT = 512
+"""Bytes of forced text looked for at a time."""
 
 
 class ConstraintError(Exception):
@@ -43,6 +51,7 @@ class Guard:
         self.banned = np.array(sorted(vocab.controls - named - markers), np.intp)
         self._eog = next(iter(vocab.eog), None)
         self._probes = np.array([*vocab.beginnings, *named], np.int32)
+        self._usual = np.array([vocab.byte_tokens[byte] for byte in _USUAL if byte in vocab.byte_tokens], np.int32)
 
     def allows(self, token: int) -> bool:
         return bool(self.among([token])[0])
@@ -59,6 +68,36 @@ class Guard:
         """Move on by a token that the active grammar allows (and that does not end the generation)."""
         self._grammar.accept(token)
         self._look_ahead()
+
+    def forced(self, most: int, banned: Container[int] = ()) -> list[int]:
+        """Tokens that must come next (at most `most`, up to a banned one), which are then accepted: no need to sample.
+
+        The text that has only one continuation, tokenized as the model would write it. Its last token is left to the
+        model where other text may follow: it may be the beginning of a longer one ("mind the boundary").
+        """
+        if most < 1 or self.complete or np.count_nonzero(self.among(self._usual)) > 1:
+            return []
+        grammar, tokens, text = self._grammar, array("i"), b""
+        while True:
+            allowed = self._probes[_allowed(grammar, self._candidates, self._probes)]
+            if len(allowed) != 1 or len(text) >= _FORESIGHT or self._may_end(grammar):
+                break
+            only = int(allowed[0])
+            grammar = grammar.clone() if grammar is self._grammar else grammar
+            grammar.accept(only)
+            if only in self._vocab.controls:
+                tokens, text = tokens + self._vocab.continuation(text) + array("i", [only]), b""
+            else:
+                text += self._vocab.pieces[only]
+        rest = self._vocab.continuation(text)
+        tokens += rest[:-1] if len(allowed) else rest
+        found: list[int] = []
+        for token in tokens[:most]:
+            if token in banned or not self.allows(token):
+                break
+            self.accept(token)
+            found.append(token)
+        return found
 
     def watch(self, piece: bytes) -> int:
         """Look for a marker while the grammar is not active yet; how many bytes of the piece to keep.
@@ -95,8 +134,11 @@ class Guard:
 
     def _look_ahead(self) -> None:
         # Whether the grammar may end is one cheap question; only then is it worth asking whether it must.
-        if self._eog is None or self.allows(self._eog):
+        if self._may_end(self._grammar):
             self.complete = not self.among(self._probes).any()
+
+    def _may_end(self, grammar: llama.Sampler) -> bool:
+        return self._eog is None or bool(_allowed(grammar, self._candidates, [self._eog])[0])
 
 
 def _allowed(

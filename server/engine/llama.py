@@ -342,17 +342,22 @@ class Context:
         return bool(C.llama_memory_seq_rm(self._memory, sequence, start, end))
 
     def copy(self, source: int, target: int, count: int) -> bool:
-        """Give a sequence the first `count` positions of another, in place of all it held; False where it has nothing.
+        """Give a sequence the first `count` positions of another, in place of all it held; False where that failed.
 
-        In a pool they share cells. Split, llama.cpp can copy only all cells of a sequence, and does so before the next
-        decode; what is not wanted is forgotten at once.
+        In a pool they share cells. Split, the cells go through a buffer: llama.cpp's own copy would move all that are
+        set aside for a sequence, used or not.
         """
         self.remove(target)
-        C.llama_memory_seq_cp(self._memory, source, target, 0, -1 if self._split else count)
-        if self._split and not self.remove(target, count):
-            self.remove(target)
-            return False
-        return True
+        if not self._split:
+            C.llama_memory_seq_cp(self._memory, source, target, 0, count)
+            return True
+        size = C.llama_state_seq_get_size(self._p, source)
+        state = np.empty(size, np.uint8).ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        size = C.llama_state_seq_get_data(self._p, state, size, source)
+        if size and C.llama_state_seq_set_data(self._p, state, size, target) and self.remove(target, count):
+            return True
+        self.remove(target)
+        return False
 
     def first_position(self, sequence: int) -> int:
         """The oldest position still held, -1 where nothing is."""

@@ -75,6 +75,8 @@ class Done:
     prompt_tokens: int
     output_tokens: int
     cache_read_tokens: int
+    forced_tokens: int = 0
+    """Output tokens the constraint left no choice about: appended, not sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,3 +140,5 @@ class EngineStats:
     cache_read_tokens: int
     output_tokens: int
     restarts: int
+    forced_tokens: int = 0
+    """Output tokens of finished jobs that the constraint left no choice about."""

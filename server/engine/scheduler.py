@@ -37,6 +37,7 @@ class Slot:
 class Sequence:
     """A job in the batch. The first `past` of its `tokens` are in the KV cache, the rest are still to be decoded.
 
+    `output` counts the tokens behind the prompt, `forced` those of them that the grammar left no choice about.
     While it has a `leader` it waits for that sequence to prefill the first `shared` tokens, which they have in common.
     """
 
@@ -47,6 +48,7 @@ class Sequence:
     past: int = 0
     cache_read: int = 0
     output: int = 0
+    forced: int = 0
     parked: bool = False
     leader: Sequence | None = None
     shared: int = 0
@@ -183,12 +185,13 @@ class Scheduler:
         """The next step: every decoding sequence's one token, then the chunk, shared by those in prefill.
 
         Sharing it keeps a short prompt from waiting behind a long one. Beside decoding sequences the chunk is as large
-        as their pace allows.
+        as their pace allows; where more wait than decode, those come first in the measure of their number.
         """
         awake = [s for s in self.running if not s.parked and s.leader is None]
         decoding = [(s, 1) for s in awake if s.remaining == 1]
         prefilling = [s for s in awake if s.remaining > 1]
-        budget = self.pace.chunk if decoding else self.chunk
+        more = max(0, len(prefilling) - len(decoding))
+        budget = max(self.pace.chunk, self.chunk * more // len(prefilling)) if decoding and prefilling else self.chunk
         shares = share([s.remaining for s in prefilling], budget)
         return decoding + list(zip(prefilling, shares, strict=True))
 

@@ -95,6 +95,16 @@ class Vocab:
         longer = [token for piece, token in self._plain.items() if piece[0] not in self.byte_tokens]
         return [*self.byte_tokens.values(), *longer]
 
+    def continuation(self, data: bytes) -> array[int]:
+        """Tokens of a text that goes on from other text: as the tokenizer has them, never control tokens."""
+        try:
+            tokens = self._part(data.decode(), first=False, parse_special=False)
+        except UnicodeDecodeError:
+            tokens = array("i")
+        if b"".join(self.pieces[token] for token in tokens) == data:
+            return tokens
+        return array("i", self.spell(data))
+
     def spell(self, data: bytes) -> list[int]:
         """Plain-text tokens whose pieces concatenate to `data`: the longest first, never control tokens."""
         found = []
@@ -159,13 +169,15 @@ class Vocab:
                 done = max(done, end)
             start = end
 
-    def _part(self, text: str, *, first: bool) -> array[int]:
+    def _part(self, text: str, *, first: bool, parse_special: bool = True) -> array[int]:
         if first or not self._prefixes_space:
-            return self._model.tokenize(text, parse_special=True)
+            return self._model.tokenize(text, parse_special=parse_special)
         # This vocabulary puts a space before every text it tokenizes; a new line in front takes it, and goes again.
-        lead = self._model.tokenize("\n", parse_special=True)
-        tokens = self._model.tokenize("\n" + text, parse_special=True)
-        return tokens[len(lead) :] if tokens[: len(lead)] == lead else self._model.tokenize(text, parse_special=True)
+        lead = self._model.tokenize("\n", parse_special=parse_special)
+        tokens = self._model.tokenize("\n" + text, parse_special=parse_special)
+        if tokens[: len(lead)] == lead:
+            return tokens[len(lead) :]
+        return self._model.tokenize(text, parse_special=parse_special)
 
     @cached_property
     def _prefixes_space(self) -> bool:

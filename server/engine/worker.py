@@ -74,13 +74,14 @@ class Worker:
         self._length, cells = context_size(spec, self._model)
         self._batch = llama.Batch(spec.slots + chunk)
         threads = spec.threads or cores()
+        split = cells >= spec.slots * self._length
         self._context = llama.Context(
             self._model,
             cells=cells,
             sequences=spec.slots,
             batch=self._batch.size,
             threads=threads,
-            split=cells >= spec.slots * self._length,
+            split=split,
         )
         # A configured count is kept; beside a GPU, CPU time says nothing about the cores.
         self._threads = Threads(threads) if not spec.threads and not on_gpu else None
@@ -89,7 +90,8 @@ class Worker:
         self._scheduler = Scheduler(
             spec.slots,
             chunk,
-            copies=not self._model.recurrent,  # a running state cannot be cut
+            # A running state cannot be cut; nor can what a copy of a window holds.
+            copies=not self._model.recurrent and not (split and self._model.window),
             slowdown=spec.prefill_slowdown,
         )
         self._samplers: dict[int, tuple[TokenSampler, Guard | None]] = {}
@@ -166,16 +168,18 @@ class Worker:
         """Prepare a new sequence: the memory of its slot, and its sampler."""
         job = sequence.job
         self._adopt(sequence, prefix)
+        sampler = TokenSampler(job.sampling, job.banned, self._candidates)
+        if sampler.remembers:
+            for token in job.tokens[-PENALTY_WINDOW:]:
+                sampler.accept(token)
         try:
             guard = Guard(job.constraint, self._model, self._vocab, self._asked) if job.constraint else None
         except ConstraintError as error:
             self._fail(sequence, "provider-error", str(error))
             return
-        sampler = TokenSampler(job.sampling, job.banned, self._candidates)
-        if sampler.remembers:
-            for token in job.tokens[-PENALTY_WINDOW:]:
-                sampler.accept(token)
         self._samplers[job.id] = (sampler, guard)
+        if guard is not None and guard.active:
+            self._append(sequence, sampler, guard, [], b"")  # what is forced from the start is part of the prefill
 
     def _adopt(self, sequence: Sequence, prefix: Prefix) -> None:
         """Begin with what a slot holds of the sequence's first tokens, where that is provably right."""
@@ -289,14 +293,29 @@ class Worker:
         except ConstraintError as error:
             self._fail(sequence, "provider-error", str(error))
             return
+        self._append(sequence, sampler, guard, tokens, piece)
+
+    def _append(
+        self, sequence: Sequence, sampler: TokenSampler, guard: Guard | None, tokens: list[int], piece: bytes
+    ) -> None:
+        """Append sampled tokens and those the grammar forces behind them; settle the sequence where it ends."""
+        job = sequence.job
+        room = self._length - len(sequence.tokens)
+        if job.max_tokens is not None:
+            room = min(room, job.max_tokens - sequence.output)
+        if guard is not None and guard.active and (forced := guard.forced(room - len(tokens), job.banned)):
+            tokens = tokens + forced
+            piece += b"".join(self._pieces[token] for token in forced)
+            sequence.forced += len(forced)
         for token in tokens:
             sampler.accept(token)
         sequence.tokens.extend(tokens)
         sequence.output += len(tokens)
-        self._output.append((job.id, piece, len(tokens)))
+        if tokens:
+            self._output.append((job.id, piece, len(tokens)))
         if guard is not None and guard.complete:
             self._finish(sequence, "stop")
-        elif len(sequence.tokens) >= self._length or (job.max_tokens is not None and sequence.output >= job.max_tokens):
+        elif len(tokens) >= room:
             self._finish(sequence, "length")
 
     def _make_room(self) -> None:
@@ -315,7 +334,7 @@ class Worker:
 
     def _finish(self, sequence: Sequence, finish: Literal["stop", "length"]) -> None:
         prompt = len(sequence.job.tokens)
-        self._settle(sequence, Done(finish, prompt, sequence.output, sequence.cache_read))
+        self._settle(sequence, Done(finish, prompt, sequence.output, sequence.cache_read, sequence.forced))
 
     def _fail(self, sequence: Sequence, code: Literal["provider-error"], reason: str) -> None:
         self._settle(sequence, Failed(code, reason))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from array import array
 from pathlib import Path
@@ -58,7 +59,7 @@ async def test_text_arrives_while_it_is_generated(model: Model) -> None:
 
 async def test_eight_jobs_stream_together(model: Model) -> None:
     started = time.monotonic()
-    outcomes = await asyncio.gather(*(model.run(model.job(LETTERS, max_tokens=24)) for _ in range(8)))
+    outcomes = await asyncio.gather(*(model.run(model.job(LETTERS, max_tokens=48)) for _ in range(8)))
     assert all(outcome.text.startswith(NEXT) for outcome in outcomes)
     # each has its first text before any has its last
     assert max(o.times[0] for o in outcomes) < min(o.times[-1] for o in outcomes)
@@ -263,6 +264,27 @@ async def test_a_grammar_far_from_what_the_model_says_is_obeyed(model: Model, sa
     outcome = await model.run(model.job(MOON, max_tokens=64, sampling=sampling, constraint=constraint))
     assert outcome.done.finish == "stop"
     assert outcome.text.startswith("zqx ") and outcome.text.endswith(" \u00e9\u20ac")
+
+
+CALL = r'''root ::= "{\"name\":\"book_a_table\",\"arguments\":{\"town\":\"" [a-z]{1,8} "\",\"guests\":" [1-9] "}}"'''
+
+
+async def test_what_the_grammar_forces_is_appended(model: Model) -> None:
+    outcome = await model.run(model.job(MOON, max_tokens=64, constraint=Constraint(CALL)))
+    assert re.fullmatch(r'\{"name":"book_a_table","arguments":\{"town":"[a-z]{1,8}","guests":[1-9]}}', outcome.text)
+    done = outcome.done
+    assert done.finish == "stop" and done.output_tokens == sum(text.tokens for text in outcome.texts)
+    assert done.forced_tokens > done.output_tokens / 2
+    whole = model.vocab.continuation(outcome.text.encode())
+    assert abs(done.output_tokens - len(whole)) <= 3, "tokenized much as the model itself would have written it"
+
+
+async def test_forced_tokens_count_toward_the_limit(model: Model) -> None:
+    outcome = await model.run(model.job(MOON, max_tokens=5, constraint=Constraint(CALL)))
+    assert outcome.done.finish == "length" and outcome.done.output_tokens == outcome.done.forced_tokens == 5
+    assert '{"name":"book_a_table"'.startswith(outcome.text[:10])
+    constant = await model.run(model.job(MOON, max_tokens=5, constraint=Constraint('root ::= "yes"')))
+    assert (constant.text, constant.done.finish) == ("yes", "stop")
 
 
 async def test_an_unreadable_grammar_fails_its_job_alone(model: Model) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from server.engine import Constraint, Sampling, llama
+from server.engine import Constraint, Sampling, Vocab, llama
 from server.engine.constraint import Guard, Search
 from server.engine.sampler import NothingAllowed, TokenSampler
 
@@ -127,3 +129,42 @@ def test_a_prompt_that_ends_inside_thinking() -> None:
     search = Search(Constraint("", markers=("<tool>",), thinking=("<think>", "</think>"), thinking_open=True))
     assert search.feed(b"<tool>") is None
     assert search.feed(b"</think> <tool>") == (b"<tool>", 6)
+
+
+@pytest.fixture(scope="module")
+def words(smollm2: Path) -> Iterator[tuple[llama.Model, Vocab]]:
+    model = llama.Model(str(smollm2), vocab_only=True)
+    yield model, Vocab(model)
+    model.close()
+
+
+@pytest.mark.parametrize(
+    ("grammar", "written", "forced"),
+    [
+        (r'root ::= "{\"name\":\"" [a-z]+', "", '{"name'),  # the last token may become a longer one
+        (r'root ::= "{\"name\":\"" [a-z]+ "\"}"', '{"name":"bob"', "}"),  # nothing follows: all of it
+        (r'root ::= [a-z]+ ", and so on"', "one", ""),
+        (r'root ::= [a-z]+ ", and so on"', "one,", " and so on"),
+        (r'root ::= ("left" | "leave") "!"', "", ""),  # "le", which may become a longer token
+        (r'root ::= "yes" "!"?', "", ""),
+        ('root ::= "\u00e9\u20ac and more" [0-9]', "", "\u00e9\u20ac and"),
+        (r'root ::= "<|im_start|>" "user"', "", "<|im_start|>user"),  # the text, not the token
+        ('root ::= <[1]> "user" [0-9]', "", "<|im_start|>"),
+    ],
+)
+def test_forced_text(words: tuple[llama.Model, Vocab], grammar: str, written: str, forced: str) -> None:
+    model, vocab = words
+    guard = Guard(Constraint(grammar), model, vocab, llama.Candidates(vocab.size))
+    for token in vocab.continuation(written.encode()):
+        guard.accept(token)
+    tokens = guard.forced(100)
+    assert b"".join(vocab.pieces[token] for token in tokens).decode() == forced
+    assert (vocab.token_of("<|im_start|>") in tokens) == ("<[1]>" in grammar)
+
+
+def test_forced_text_ends_at_the_limit_and_before_a_banned_token(words: tuple[llama.Model, Vocab]) -> None:
+    model, vocab = words
+    tokens = vocab.continuation(b"one two three four")
+    for most, banned, count in [(2, (), 2), (0, (), 0), (9, (tokens[1],), 1)]:
+        guard = Guard(Constraint('root ::= "one two three four"'), model, vocab, llama.Candidates(vocab.size))
+        assert guard.forced(most, banned) == list(tokens[:count])

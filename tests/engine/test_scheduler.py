@@ -52,6 +52,18 @@ def test_a_step_decodes_everything_and_shares_the_chunk() -> None:
     assert plan == {0: 1, 3: 1, 1: 9, 2: 3}
 
 
+def test_many_that_wait_come_before_few_that_decode() -> None:
+    scheduler = Scheduler(slots=8, chunk=64)
+    for number in range(8):
+        scheduler.submit(job(number, [number, *range(200)]))
+    first, *_ = [sequence for sequence, _ in admitted(scheduler)]
+    first.past = 200
+    assert sum(count for _, count in scheduler.plan()) == 1 + 64 * 6 // 7
+    for sequence in scheduler.running[:5]:
+        sequence.past = 200
+    assert sum(count for _, count in scheduler.plan()) == 5 + scheduler.pace.chunk
+
+
 def test_a_prefill_alone_takes_the_whole_chunk() -> None:
     scheduler = Scheduler(slots=4, chunk=8)
     scheduler.submit(job(1, list(range(20))))
