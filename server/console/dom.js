@@ -51,8 +51,7 @@ export function reconcile(container, items, keyOf, create, refocus) {
 
 /** Words or elements beside one another, each a piece that stays whole where the line breaks. */
 export function pieces(...words) {
-  const last = words.length - 1;
-  return words.flatMap((each, index) => [el("span", { class: "part" }, each, index < last ? "\u00a0·" : ""), " "]);
+  return words.flatMap((each) => [el("span", { class: "part" }, each), " "]);
 }
 
 /** A list of names and values, without those that have no value. */
