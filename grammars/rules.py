@@ -53,6 +53,7 @@ class Grammar:
     def __init__(self) -> None:
         self.rules: dict[str, Rule] = {}
         self._count = 0
+        self._rests: dict[Rule, Ref] = {}
 
     def fresh(self, hint: str = "r") -> str:
         self._count += 1
@@ -77,6 +78,94 @@ class Grammar:
     def add(self, rule: Rule, hint: str = "r") -> Ref:
         """Defines a rule under a fresh name."""
         return self.define(self.fresh(hint), rule)
+
+    def factor(self) -> None:
+        """Writes what alternatives of a rule begin with in common once, so that one stack stands for all of them."""
+        for name, rule in list(self.rules.items()):
+            if len(rule) > 1 and _alike(rule):
+                self.rules[name] = self._factored(rule)
+
+    def _factored(self, rule: Rule) -> Rule:
+        groups: dict[Item | str | None, list[Sequence]] = {}
+        for sequence in rule:
+            joined = _literals_joined(sequence)
+            groups.setdefault(_head(joined), []).append(joined)
+        return tuple([self._merged(group) for group in groups.values()])
+
+    def _merged(self, group: list[Sequence]) -> Sequence:
+        """One sequence for some that begin alike: what they have in common, then a rule of what follows."""
+        group = list(dict.fromkeys(group))
+        common: list[Item] = []
+        while len(group) > 1:
+            first = group[0][0] if group[0] else None
+            if first is None or any(not sequence for sequence in group):
+                break
+            if type(first) is Lit:
+                length = _common_length([sequence[0] for sequence in group])
+                if not length:
+                    break
+                common.append(Lit(first.text[:length]))
+                group = [_without_text(sequence, length) for sequence in group]
+            elif all(sequence[0] == first for sequence in group):
+                common.append(first)
+                group = [sequence[1:] for sequence in group]
+            else:
+                break
+        if len(group) == 1:
+            return (*common, *group[0])
+        rest = tuple(group)
+        ref = self._rests.get(rest)
+        if ref is None:
+            ref = self._rests[rest] = self.add(self._factored(rest) if _alike(rest) else rest, "f")
+        return (*common, ref)
+
+
+def _head(sequence: Sequence) -> Item | str | None:
+    """What a sequence is recognised by: the first character of a literal, or the first item."""
+    first = sequence[0] if sequence else None
+    return first.text[0] if type(first) is Lit else first
+
+
+def _alike(rule: Rule) -> bool:
+    """Whether two alternatives begin alike."""
+    seen = set()
+    for sequence in rule:
+        first = sequence[0] if sequence else None
+        head = first.text[:1] if type(first) is Lit else first
+        if head == "":
+            head = _head(_literals_joined(sequence))
+        if head in seen:
+            return True
+        seen.add(head)
+    return False
+
+
+def _common_length(heads: list[Item]) -> int:
+    """Characters that literals begin with in common; none where one of the items is no literal."""
+    texts = [head.text for head in heads if type(head) is Lit]
+    if len(texts) < len(heads):
+        return 0
+    low, high = min(texts), max(texts)
+    return next((at for at, char in enumerate(low) if char != high[at]), len(low))
+
+
+def _without_text(sequence: Sequence, length: int) -> Sequence:
+    text = sequence[0].text[length:]  # type: ignore[union-attr]
+    return (Lit(text), *sequence[1:]) if text else sequence[1:]
+
+
+def _literals_joined(sequence: Sequence) -> Sequence:
+    """Neighbouring literals as one, empty ones left out."""
+    out: list[Item] = []
+    for item in sequence:
+        if type(item) is Lit:
+            if not item.text:
+                continue
+            if out and type(out[-1]) is Lit:
+                out[-1] = Lit(out[-1].text + item.text)
+                continue
+        out.append(item)
+    return tuple(out)
 
 
 def repeat(grammar: Grammar, item: Item, least: int, most: int | None) -> Sequence:

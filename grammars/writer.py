@@ -51,6 +51,7 @@ class Writer:
             limits.check()
             name, shape = self._queue.popleft()
             self.grammar.define(name, self._rule(shape))
+        self.grammar.factor()
         return self.grammar
 
     def term(self, term: Term) -> Sequence:

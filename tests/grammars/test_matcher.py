@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from statistics import median
+from typing import Any
 
 import pytest
 
 from grammars import compile_schema
 from grammars.gbnf import InvalidGrammar, read
 from grammars.matcher import Matcher
-from grammars.rules import gbnf
+from grammars.rules import Chars, gbnf
 
 from .judge import Judge
 from .walks import compact
@@ -96,3 +97,52 @@ def test_a_text_runs_with_few_stacks() -> None:
         counts.append(matcher.stacks)
     assert median(counts) <= 5
     assert max(counts) < 30
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "stacks"),
+    [
+        (
+            {"anyOf": [{"properties": {"a": {"const": n}}, "required": ["a"], "type": "object"} for n in range(9)]},
+            "",
+            1,
+        ),
+        ({"enum": ["apple", "apricot", "banana"]}, "", 1),
+        ({"type": "object", "properties": {"a": {"type": "string"}}}, "", 1),
+        ({"type": "object", "properties": {"a": {"type": "string"}}}, '{"b":1,', 1),
+        ({"type": "array", "items": {"type": "integer"}}, "[1,", 3),  # a minus, zero, or another digit
+        ({"type": "string"}, '"ab', 3),  # a character, a backslash, the end: what follows them differs
+        ({"type": "string", "maxLength": 255}, '"ab', 3),
+        ({"type": "string", "pattern": "^[a-z]*$"}, '"ab', 2),
+        ({"type": "integer"}, "12", 2),
+        ({"type": "number"}, "1", 4),  # a digit, a fraction, an exponent, the end
+    ],
+)
+def test_as_few_stacks_live_as_continuations_differ(schema: Any, text: str, stacks: int) -> None:
+    matcher = Matcher(read(compile_schema(schema).gbnf))
+    assert matcher.accept(text)
+    assert matcher.stacks == stacks
+
+
+def test_what_most_tokens_pass_is_the_last_alternative() -> None:
+    """llama.cpp's sampler tries it first, and the others only on what it refuses."""
+    for schema in ({"type": "string"}, {"type": "string", "maxLength": 9}, {"type": "string", "pattern": "^[^x]*$"}):
+        rules = read(compile_schema(schema).gbnf)
+        matcher = Matcher(rules)
+        assert matcher.accept('"a')
+        wide = [name for name, rule in rules.items() if any(_begins_wide(sequence) for sequence in rule)]
+        assert wide
+        for name in wide:
+            assert [_begins_wide(sequence) for sequence in rules[name]].index(True) == len(rules[name]) - 1
+
+
+def _begins_wide(sequence: Any) -> bool:
+    return bool(sequence) and isinstance(sequence[0], Chars) and sequence[0].ranges[-1][1] == 0x10FFFF
+
+
+@pytest.mark.parametrize("most", [255, 256, 257, 600])
+def test_long_bounds_are_exact_across_blocks(most: int, judge: Judge) -> None:
+    compiled = compile_schema({"type": "string", "minLength": 2, "maxLength": most})
+    lengths = [0, 1, 2, 254, 255, 256, 257, 258, 511, 512, 513, 514, 599, 600, 601]
+    texts = [compact("é" * (length // 2) + '"' * (length - length // 2)) for length in lengths]
+    assert judge.accepts(compiled.gbnf, *texts) == [2 <= length <= most for length in lengths]
