@@ -69,7 +69,7 @@ function signIn(problem) {
 
 function show(next) {
   const first = state === null;
-  state = { ...next, decisions: answerOwn(next.decisions) };
+  state = withLabels({ ...next, decisions: answerOwn(next.decisions) });
   showGenerations(state.generations, state.connections);
   showModels(state.connections);
   showAccess(state, ownToken());
@@ -79,6 +79,19 @@ function show(next) {
   if (!first) return;
   byId("sign-in").hidden = true;
   byId("nav").hidden = false;
+}
+
+/** The state with connections told apart: where two have the same name, their keys stand beside it. */
+function withLabels({ connections, decisions, ...rest }) {
+  const label = (key, name) => (connections.filter((each) => each.name === name).length > 1 ? `${name} (${key})` : name);
+  const named = (each) => ({ ...each, name: label(each.key, each.name) });
+  return {
+    ...rest,
+    connections: connections.map(named),
+    decisions: decisions.map((each) => each.kind === "selection"
+      ? { ...each, choices: each.choices.map(named) }
+      : { ...each, disclosure: { ...each.disclosure, connection: label(each.disclosure.key, each.disclosure.connection) } }),
+  };
 }
 
 /** Shows the view that the address names. Whether it was another one before. */

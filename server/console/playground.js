@@ -45,10 +45,7 @@ export function startPlayground() {
 /** Offers the connections that are enabled, each by itself, whatever model it has. */
 export function showPlayground(connections) {
   const select = byId("request-model");
-  const named = (name) => connections.filter((each) => each.name === name).length;
-  const offered = connections
-    .filter((each) => each.enabled)
-    .map(({ key, name }) => [key, named(name) > 1 ? `${name} (${key})` : name]);
+  const offered = connections.filter((each) => each.enabled).map(({ key, name }) => [key, name]);
   const known = [...select.options].map((each) => `${each.value} ${each.text}`).join();
   if (known === offered.map((each) => each.join(" ")).join()) return;
   const kept = select.value;

@@ -375,10 +375,16 @@ def test_the_playground_tells_connections_apart_that_have_one_model(twin_site: S
     assert "asks for a model" not in (page.find("#announcer").get_attribute("textContent") or "")
     page.visit("Overview")
     page.shows("Nothing waits for your decision.")
-    # Another one asks, and stays asked.
+    # Another one asks, and is answered by a person, who can tell them apart too.
+    page.shows("Qwen3 4B (creative)", "#models-list")
     choice = twin_site.shell("tablet", select="ask").select()
+    page.named("label.choice input", "Qwen3 4B (creative) Qwen3-4B").click()
+    page.press("Use this model")
+    choice.result(SECONDS)
+    # What is asked about is what is used.
+    twin_site.shell("phone").generate()
+    page.named("li.decision", "notes asks for an answer from Qwen3 4B (careful)")
     page.press("Deny")
-    assert choice.result(SECONDS)["error"]["code"] == "user-cancelled"
 
 
 def test_it_is_good_to_look_at_at_every_width_and_in_both_schemes(
