@@ -61,8 +61,12 @@ class Engine(Protocol):
 
     def accepts(self, compiled: Any, text: str) -> bool: ...
 
-    def holds(self, compiled: Any, value: Any) -> bool:
-        """What the engine checks on a completed value, beside the grammar."""
+    def violated(self, compiled: Any, value: Any) -> str | None:
+        """The keyword by which the engine's checks on a completed value, beside the grammar, refuse it."""
+        ...
+
+    def reason(self, compiled: Any, value: Any) -> str:
+        """Why the grammar rejects a valid value, as far as that can be told."""
         ...
 
 
@@ -105,46 +109,138 @@ class Sampler:
 
 
 class Grammars:
-    """An engine that writes GBNF."""
+    """An engine that writes GBNF: a text, or an object that has it as `gbnf`."""
 
-    def __init__(self, vocabulary: str, write: Callable[[Any], tuple[str, Callable[[Any], bool]]]) -> None:
+    def __init__(self, vocabulary: str, write: Callable[[Any], Any]) -> None:
         self.sampler, self.write = Sampler(vocabulary), write
 
     def compile(self, schema: Any) -> Any:
-        text, holds = self.write(schema)
+        written = self.write(schema)
+        text = written if isinstance(written, str) else written.gbnf
         began = time.process_time()
         loaded = self.sampler.load(text)
-        return {"sampler": loaded, "holds": holds, "size": len(text), "load": time.process_time() - began}
+        load = time.process_time() - began
+        return {"sampler": loaded, "written": written, "size": len(text), "load": load}
 
     def accepts(self, compiled: Any, text: str) -> bool:
         sampler = compiled["sampler"].clone()
         return self.sampler.reads(sampler, text) and self.sampler.allows(sampler, self.sampler.end)
 
-    def holds(self, compiled: Any, value: Any) -> bool:
-        return bool(compiled["holds"](value))
+    def violated(self, compiled: Any, value: Any) -> str | None:
+        written = compiled["written"]
+        return None if isinstance(written, str) else violated(written, value)
+
+    def reason(self, compiled: Any, value: Any) -> str:
+        written = compiled["written"]
+        return "" if isinstance(written, str) else reason(written, value)
 
 
-def ours(schema: Any) -> tuple[str, Callable[[Any], bool]]:
+def ours(schema: Any) -> Any:
     from grammars import compile_schema
 
-    compiled = compile_schema(schema)
-    return compiled.gbnf, lambda value: holds(compiled, value)
+    return compile_schema(schema)
 
 
-def holds(compiled: Any, value: Any) -> bool:
+def violated(compiled: Any, value: Any) -> str | None:
     from grammars import InvalidInstance
 
     try:
         compiled.validate(value)
-    except InvalidInstance:
-        return False
-    return True
+    except InvalidInstance as error:
+        return error.keyword
+    return None
 
 
-def converter(schema: Any) -> tuple[str, Callable[[Any], bool]]:
+def converter(schema: Any) -> str:
     from llama_cpp.llama_grammar import json_schema_to_gbnf
 
-    return json_schema_to_gbnf(json.dumps(schema)), lambda value: True
+    return str(json_schema_to_gbnf(json.dumps(schema)))
+
+
+def reason(compiled: Any, value: Any) -> str:
+    """`label`: our validation finds the value invalid (and by which keyword). `order`, `numbers`: the grammar accepts
+    it with its properties in another order, with numbers spelled otherwise (1 for 1.0). Else `other`."""
+    from grammars.gbnf import read
+    from grammars.matcher import Matcher
+
+    keyword = violated(compiled, value)
+    if keyword is not None:
+        return f"label: {keyword}"
+    start = Matcher(read(compiled.gbnf))
+    plain = respelled(value)
+    if reads(start, value):
+        return "order"
+    if plain != value or json.dumps(plain) != json.dumps(value):
+        return "numbers" if start.copy().accept(spellings(plain)[0]) else "order" if reads(start, plain) else "other"
+    return "other"
+
+
+def respelled(value: Any) -> Any:
+    """Floats that are whole as integers."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [respelled(item) for item in value]
+    return {name: respelled(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+
+def reads(start: Any, value: Any, budget: int = 100_000) -> bool:
+    """Whether a matcher accepts a value with the properties of its objects in some order.
+
+    Of the properties that may come next, the one behind which most of the others may come is tried first: where a
+    grammar has an order, that is the earliest.
+    """
+    left = budget
+    known: dict[tuple[Any, ...], Any] = {}
+
+    def step(here: Any, text: str) -> Any:
+        nonlocal left
+        left -= 1
+        there = here.copy()
+        return there if left > 0 and there.accept(text) else None
+
+    def after(here: Any, value: Any) -> Any:
+        key = (here.position, id(value))
+        if key not in known:
+            known[key] = reading(here, value)
+        return known[key]
+
+    def reading(here: Any, value: Any) -> Any:
+        if isinstance(value, dict) and value:
+            return members(here, value, "{")
+        if not isinstance(value, list) or not value:
+            return step(here, spellings(value)[0])
+        for number, item in enumerate(value):
+            here = step(here, "," if number else "[")
+            here = here and after(here, item)
+            if here is None:
+                return None
+        return step(here, "]")
+
+    def members(here: Any, value: dict[str, Any], before: str) -> Any:
+        if not value:
+            return step(here, "}")
+        if (here.position, *value) in known:
+            return None
+        found = {}
+        for name, item in value.items():
+            there = step(here, before + spellings(name)[0] + ":")
+            behind = there and after(there, item)
+            if behind is not None:
+                found[name] = behind
+
+        def later(name: str) -> int:
+            return sum(found[name].allowed("," + spellings(other)[0] + ":") for other in found if other != name)
+
+        for name in sorted(found, key=later, reverse=True):
+            end = members(found[name], {other: value[other] for other in value if other != name}, ",")
+            if end is not None:
+                return end
+        known[here.position, *value] = None
+        return None
+
+    end = after(start.copy(), value)
+    return end is not None and bool(end.accepting)
 
 
 class Guidance:
@@ -165,8 +261,11 @@ class Guidance:
         tokens = self.tokenizer.tokenize_bytes(text.encode())
         return all(matcher.try_consume_tokens([token]) == 1 for token in tokens) and matcher.is_accepting()
 
-    def holds(self, compiled: Any, value: Any) -> bool:
-        return True
+    def violated(self, compiled: Any, value: Any) -> str | None:
+        return None
+
+    def reason(self, compiled: Any, value: Any) -> str:
+        return ""
 
 
 ENGINES: dict[str, Callable[[str], Engine]] = {
@@ -190,16 +289,23 @@ def judge(engine: Engine, record: Record) -> Record:
     if isinstance(compiled, dict):
         out |= {"size": compiled["size"], "load": compiled["load"]}
         out["seconds"] -= compiled["load"]
-    rejected = accepted = rejected_checked = accepted_checked = 0
+    counts = dict.fromkeys(COUNTS, 0)
+    causes: dict[str, list[str]] = {"rejected": [], "accepted": []}
     for test in record["tests"]:
-        by_grammar = any(engine.accepts(compiled, text) for text in spellings(test["data"]))
-        checked = by_grammar and engine.holds(compiled, test["data"])
-        rejected += test["valid"] and not by_grammar
-        accepted += by_grammar and not test["valid"]
-        rejected_checked += test["valid"] and not checked
-        accepted_checked += checked and not test["valid"]
-    counts = (rejected, accepted, rejected_checked, accepted_checked)
-    return out | {"status": "judged"} | dict(zip(COUNTS, counts, strict=True))
+        value, valid = test["data"], test["valid"]
+        by_grammar = any(engine.accepts(compiled, text) for text in spellings(value))
+        fault = engine.violated(compiled, value) if by_grammar else None
+        checked = by_grammar and fault is None
+        for key, verdict in (("", by_grammar), ("_checked", checked)):
+            counts[f"rejected{key}"] += valid and not verdict
+            counts[f"accepted{key}"] += verdict and not valid
+        if valid and not by_grammar:
+            causes["rejected"].append(engine.reason(compiled, value))
+        elif valid and fault:
+            causes["rejected"].append(f"label: {fault}")
+        elif by_grammar and not valid:
+            causes["accepted"].append(fault or "")
+    return out | {"status": "judged", "causes": causes} | counts
 
 
 COUNTS = ("rejected", "accepted", "rejected_checked", "accepted_checked")
@@ -307,7 +413,7 @@ def score(arguments: argparse.Namespace) -> Record:
             if arguments.verbose and result["status"] != "judged":
                 print(result["status"], result["id"], result.get("why", ""))
             elif arguments.verbose and (result["rejected_checked"] or result["accepted"] or result["rejected"]):
-                print("wrong", result["id"], {key: result[key] for key in COUNTS})
+                print("wrong", result["id"], {key: result[key] for key in COUNTS}, result["causes"])
     return out
 
 
@@ -519,8 +625,11 @@ def suite(arguments: argparse.Namespace) -> list[Record]:
             matcher = compiled[1].copy()
             return bool(matcher.accept(text) and matcher.accepting)
 
-        def holds(self, compiled: Any, value: Any) -> bool:
-            return holds(compiled[0], value)
+        def violated(self, compiled: Any, value: Any) -> str | None:
+            return violated(compiled[0], value)
+
+        def reason(self, compiled: Any, value: Any) -> str:
+            return reason(compiled[0], value)
 
     tests = arguments.directory / "tests" / "draft2020-12"
     out = []
@@ -585,7 +694,8 @@ def mask_worker(name: str, vocabulary: str, pipe: Connection) -> None:
         schema, prefixes = task
         out: Record = {}
         try:
-            grammar, _ = write(schema)
+            written = write(schema)
+            grammar = written if isinstance(written, str) else written.gbnf
             out = {place: mask_times(sampler, grammar, prefix) for place, prefix in prefixes.items()}
             if name == "ours":
                 out = {"seconds": out, "stacks": {place: live(schema, prefix) for place, prefix in prefixes.items()}}

@@ -46,6 +46,11 @@ class Matcher:
         return len(self._stacks)
 
     @property
+    def position(self) -> tuple[object, ...]:
+        """A key of what may follow: equal positions of copies of one matcher continue alike."""
+        return self._stacks
+
+    @property
     def accepting(self) -> bool:
         """Whether the text so far is complete."""
         return any(stack.item is None for stack in self._stacks)

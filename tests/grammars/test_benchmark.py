@@ -7,7 +7,10 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import schemas
+
+from grammars import compile_schema
 
 
 def test_keywords_stand_only_where_keywords_may_stand() -> None:
@@ -41,8 +44,11 @@ class Scripted:
     def accepts(self, compiled: Any, text: str) -> bool:
         return json.loads(text) in compiled.grammar
 
-    def holds(self, compiled: Any, value: Any) -> bool:
-        return value in compiled.checks
+    def violated(self, compiled: Any, value: Any) -> str | None:
+        return None if value in compiled.checks else "enum"
+
+    def reason(self, compiled: Any, value: Any) -> str:
+        return "order"
 
 
 def judged(grammar: list[int], checks: list[int]) -> dict[str, Any]:
@@ -56,11 +62,31 @@ def test_wrong_answers_are_counted_with_and_without_checks() -> None:
     assert [exact[key] for key in schemas.COUNTS] == [0, 0, 0, 0]
     assert [wide[key] for key in schemas.COUNTS] == [0, 1, 0, 0]
     assert [narrow[key] for key in schemas.COUNTS] == [1, 0, 1, 0]
+    assert [wide["causes"], narrow["causes"]] == [
+        {"rejected": [], "accepted": ["enum"]},
+        {"rejected": ["order"], "accepted": []},
+    ]
     refused = schemas.judge(Scripted(), {"id": "r", "split": "s", "schema": None, "tests": []}) | {"keywords": []}
     summary = schemas.summary([exact, wide, narrow, refused])
     assert (summary["passing"], summary["passing_checked"], summary["refused"]) == (25.0, 50.0, 25.0)
     assert (summary["wrongly_rejecting"], summary["wrongly_accepting"]) == (25.0, 25.0)
     assert summary["wrongly_accepting_checked"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("value", "cause"),
+    [
+        ({"e": 5, "d": [{"y": 1, "x": 2}], "c": 3, "b": 2, "a": 1}, "order"),
+        ({"a": 1.0}, "numbers"),
+        ({"e": 5.0, "a": 1}, "order"),
+        ({"a": "1"}, "label: type"),
+    ],
+)
+def test_why_a_grammar_rejects(value: Any, cause: str) -> None:
+    items = {"properties": {"x": True, "y": True}, "required": ["x", "y"], "additionalProperties": False}
+    properties = {"a": {"type": "integer"}, "b": True, "c": True, "d": {"items": items}, "e": {"type": "integer"}}
+    compiled = compile_schema({"type": "object", "properties": properties, "additionalProperties": False})
+    assert schemas.reason(compiled, value) == cause
 
 
 def test_the_tables_go_between_the_marks_of_the_readme(tmp_path: Path) -> None:
