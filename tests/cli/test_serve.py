@@ -82,6 +82,15 @@ def stop(running: Running, how: signal.Signals) -> int:
     return running.process.wait(timeout=30)
 
 
+@pytest.fixture
+def started(tmp_path: Path, smollm2: Path) -> Iterator[Running]:
+    """A server of the test's own, whatever becomes of the test."""
+    made = start(tmp_path, smollm2)
+    yield made
+    if made.process.poll() is None:
+        stop(made, signal.SIGKILL)
+
+
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Iterator[Running]:
     started = start(tmp_path_factory.mktemp("serve"), smollm2)
@@ -196,8 +205,7 @@ def read_until(terminal: int, *words: str) -> str:
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_the_end_is_clean_and_leaves_no_process(tmp_path: Path, smollm2: Path, how: signal.Signals) -> None:
-    started = start(tmp_path, smollm2)
+def test_the_end_is_clean_and_leaves_no_process(started: Running, tmp_path: Path, how: signal.Signals) -> None:
     assert started.chat("hi", "--max-tokens", "1").returncode == 0
     children = psutil.Process(started.process.pid).children(recursive=True)
     assert children, "a model is loaded in a process of its own"
@@ -207,8 +215,7 @@ def test_the_end_is_clean_and_leaves_no_process(tmp_path: Path, smollm2: Path, h
 
 
 @pytest.mark.parametrize("reads", [True, False], ids=["reading", "not reading"])
-def test_the_end_does_not_wait_for_a_console(tmp_path: Path, smollm2: Path, reads: bool) -> None:
-    started = start(tmp_path, smollm2)
+def test_the_end_does_not_wait_for_a_console(started: Running, tmp_path: Path, reads: bool) -> None:
     address = httpx.URL(started.url)
     made = subprocess.run(
         started.command("token", "create", "shell", "--consent", "always"), capture_output=True, text=True, check=True
@@ -239,8 +246,7 @@ def test_the_end_does_not_wait_for_a_console(tmp_path: Path, smollm2: Path, read
     assert "ERROR" not in log and "Traceback" not in log
 
 
-def test_the_end_does_not_wait_for_an_answer_that_streams(tmp_path: Path, smollm2: Path) -> None:
-    started = start(tmp_path, smollm2)
+def test_the_end_does_not_wait_for_an_answer_that_streams(started: Running, tmp_path: Path) -> None:
     made = subprocess.run(
         started.command("token", "create", "shell", "--consent", "always"), capture_output=True, text=True, check=True
     )
