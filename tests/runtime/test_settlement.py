@@ -51,6 +51,7 @@ RESULTS = {
 }
 FROM_ENGINE = ("completion", "failure")
 STAGES = ("preparing", "consent", "loading", "submitted", "decoding", "checking", "settled")
+"""`submitted` is queued or in prefill, which only the engine can tell apart; `settled` is an outcome being delivered."""
 
 
 async def reach(world: World, stage: str) -> Race:
