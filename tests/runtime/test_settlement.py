@@ -51,7 +51,7 @@ RESULTS = {
 }
 FROM_ENGINE = ("completion", "failure")
 STAGES = ("preparing", "consent", "loading", "submitted", "decoding", "checking", "settled")
-"""`submitted` is queued or in prefill, which only the engine can tell apart; `settled` is an outcome being delivered."""
+"""`submitted` is queued or in prefill, which the engine alone can tell apart; `settled` is an outcome in delivery."""
 
 
 async def reach(world: World, stage: str) -> Race:
