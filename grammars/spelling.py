@@ -5,13 +5,11 @@ Each value has one spelling, except that a free string accepts every legal escap
 
 from __future__ import annotations
 
-import keyword
 from decimal import Decimal
 from typing import Any, NamedTuple
 
 from . import strings
-from .automata import DFA, difference
-from .automata import strings as texts
+from .automata import DFA
 from .pattern import pattern_dfa
 from .rules import Chars
 
@@ -69,7 +67,9 @@ class Spelling(NamedTuple):
     null: str = "null"
 
 
-IDENTIFIER = "^[A-Za-z_][A-Za-z0-9_]*$"
+ARGUMENT = "^[A-Za-z_$@][A-Za-z0-9_$@./-]*$"
+"""Names that keyword arguments may have. Models write the names of a schema as they stand, `from="x"` or `user-id=1`,
+though Python allows neither; whoever reads such a call takes all up to the `=`."""
 _STYLES = {"compact": (",", ":", "="), "spaced": (", ", ": ", "=")}
 
 
@@ -89,7 +89,7 @@ def spelling(name: str | Elements, style: str) -> Spelling:
         raise ValueError(f"no spelling is called {name!r}")
     root = None
     if name == "keywords":
-        root = Layout("", "", comma, equals, difference(pattern_dfa(IDENTIFIER), texts(keyword.kwlist)))
+        root = Layout("", "", comma, equals, pattern_dfa(ARGUMENT))
     return Spelling(objects, root, strings.PYTHON_DOUBLE, true="True", false="False", null="None")
 
 
