@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +16,6 @@ from server.http.owner import Owner
 from tests.http.conftest import Site, events, site_of
 
 ASK = {"consent": "ask"}
-CALLS = [
-    ("GET", "/owner/state"),
-    ("GET", "/owner/events"),
-    ("GET", "/owner/consents/x"),
-    ("POST", "/owner/consents/x"),
-    ("POST", "/owner/selections/x"),
-    ("POST", "/owner/generations/1/stop"),
-    ("POST", "/owner/tokens"),
-    ("DELETE", "/owner/tokens/x"),
-    ("POST", "/owner/endpoints/x/revoke"),
-    ("POST", "/owner/account"),
-    ("POST", "/owner/models/first/load"),
-    ("POST", "/owner/models/first/unload"),
-    ("POST", "/owner/models/first/disable"),
-    ("POST", "/owner/models/first/enable"),
-]
 
 
 async def state(site: Site) -> dict[str, Any]:
@@ -55,9 +40,22 @@ def asking(site: Site, **policy: str) -> dict[str, str]:
     }
 
 
+def owners_calls(site: Site) -> list[tuple[str, str]]:
+    """Method and path of every route of the owner's, with names that may exist."""
+    names = {"number:int": "1", "key": "first"}
+    calls = [
+        (method, re.sub(r"\{([^}]*)\}", lambda found: names.get(found[1], "x"), route.path))
+        for route in site.routes
+        for method in sorted(route.methods - {"HEAD"})
+        if route.path.startswith("/owner/")
+    ]
+    assert len(calls) >= 16
+    return calls
+
+
 async def test_only_the_owners_token_opens_it(site: Site) -> None:
     shell = site.client.headers["authorization"]
-    for method, path in CALLS:
+    for method, path in owners_calls(site):
         for headers in ({"authorization": shell}, {"authorization": "Bearer x"}, {"authorization": ""}):
             response = await site.owner.request(method, path, headers=headers)
             assert response.status_code == 401, (method, path)
@@ -77,6 +75,15 @@ async def test_only_from_loopback_and_named_networks(tmp_path: Path) -> None:
         for address in inside + outside:
             assert api._is_owners_address({"client": (address, 1)}) == (address in inside), address
         assert not api._is_owners_address({"client": None})
+
+
+def test_the_readme_lists_every_call() -> None:
+    page = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    for file in ("owner", "console"):
+        source = (Path(owner.__file__).parent / f"{file}.py").read_text(encoding="utf-8")
+        for path in re.findall(r'"(/owner/[^"]+)"', source):
+            *_, last = [each for each in path.split("/") if not each.startswith("{")]
+            assert re.search(rf"`[^`]*\b{last}\b[^`]*`", page), path
 
 
 @pytest.mark.parametrize("decision", ["allow", "deny"])
