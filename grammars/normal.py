@@ -640,7 +640,7 @@ class Normalizer:
         prefixed: Any = None
         if isinstance(items, list):
             prefixed, after = items, "additionalItems"
-        elif "prefixItems" in node and schema.draft >= 2020:
+        elif "prefixItems" in node:
             prefixed, after = node["prefixItems"], "items"
         else:
             after = "items"
@@ -651,11 +651,9 @@ class Normalizer:
         most = node.get("maxItems")
         least = int(node.get("minItems", 0))
         contains: tuple[Contains, ...] = ()
-        if "contains" in node and schema.draft >= 6:
-            fewest, highest = 1, None
-            if schema.draft >= 2019:
-                fewest = int(node.get("minContains", 1))
-                highest = None if "maxContains" not in node else int(node["maxContains"])
+        if "contains" in node:
+            fewest = int(node.get("minContains", 1))
+            highest = None if "maxContains" not in node else int(node["maxContains"])
             if highest is not None and highest < fewest:
                 return ()
             term = self.child(schema, node["contains"], scope, "contains")
@@ -705,7 +703,7 @@ class Normalizer:
         if node.get("patternProperties"):
             layers, rest = self._layers(schema, scope, props, rest)
         shape = ObjectShape(tuple(props.items()), layers=layers, rest=rest)
-        if "propertyNames" in node and schema.draft >= 6:
+        if "propertyNames" in node:
             names = self.shape(self.child(schema, node["propertyNames"], scope, "propertyNames")).string
             for name in props:
                 if not self.texts.accepts(names, name):
@@ -793,7 +791,7 @@ class Normalizer:
 
     def _unevaluated(self, schema: Schema, scope: Scope, shape: Shape) -> Shape:
         node = schema.node
-        if "unevaluatedProperties" in node and schema.draft >= 2019:
+        if "unevaluatedProperties" in node:
             term = self.child(schema, node["unevaluatedProperties"], scope, "unevaluatedProperties")
             objects = []
             for o in shape.objects:
@@ -810,7 +808,7 @@ class Normalizer:
                     o = met
                 objects.append(o._replace(evaluated=o.evaluated._replace(all_names=True)))
             shape = shape._replace(objects=tuple(objects))
-        if "unevaluatedItems" in node and schema.draft >= 2019:
+        if "unevaluatedItems" in node:
             term = self.child(schema, node["unevaluatedItems"], scope, "unevaluatedItems")
             arrays = []
             for a in shape.arrays:
@@ -880,7 +878,7 @@ class Normalizer:
                 for term in terms:
                     out = self.join(out, shape(negate(term)))
         for keyword in ("unevaluatedProperties", "unevaluatedItems"):
-            if keyword in node and schema.draft >= 2019 and node[keyword] is not True:
+            if keyword in node and node[keyword] is not True:
                 self.check(schema, keyword)
                 wide = (
                     EMPTY._replace(objects=(ANY_OBJECT,))

@@ -29,6 +29,16 @@ _DRAFTS = {
 }
 LATEST = 2020
 
+_SINCE = {
+    **dict.fromkeys(("const", "contains", "propertyNames"), 6),
+    **dict.fromkeys(("if", "then", "else"), 7),
+    **dict.fromkeys(("dependentRequired", "dependentSchemas", "maxContains", "minContains", "$recursiveRef"), 2019),
+    **dict.fromkeys(("unevaluatedItems", "unevaluatedProperties"), 2019),
+    **dict.fromkeys(("prefixItems", "$dynamicRef"), 2020),
+}
+"""The first draft that knows a keyword, where that is not the first of all."""
+_UNKNOWN = {draft: frozenset(key for key, first in _SINCE.items() if draft < first) for draft in _DRAFTS.values()}
+
 
 class Resource:
     """A document or an embedded schema with its own `$id`: what `#…` fragments refer to."""
@@ -42,12 +52,17 @@ class Resource:
 
 
 class Schema:
-    """One schema object in its place. Compared by identity; `Document.at` never makes two for one place."""
+    """One schema object in its place, without what its draft does not know as a keyword.
+
+    Compared by identity; `Document.at` never makes two for one place.
+    """
 
     __slots__ = ("draft", "node", "path", "resource")
 
     def __init__(self, node: dict[str, Any], path: str, resource: Resource) -> None:
-        self.node, self.path, self.resource, self.draft = node, path, resource, resource.draft
+        self.path, self.resource, self.draft = path, resource, resource.draft
+        unknown = _UNKNOWN[self.draft] & node.keys()
+        self.node = {key: value for key, value in node.items() if key not in unknown} if unknown else node
 
     def invalid(self, keyword: str, reason: str) -> InvalidSchema:
         return InvalidSchema(self.path, keyword, reason)

@@ -51,6 +51,31 @@ def test_remote_references_are_never_fetched() -> None:
         compiled.validate({"a": "x"})
 
 
+@pytest.mark.parametrize(
+    ("draft", "schema", "value"),
+    [
+        (4, {"const": 1}, 2),
+        (4, {"items": {"const": 1}, "contains": {"const": 1}}, [2]),
+        (4, {"propertyNames": {"maxLength": 1}}, {"long": 1}),
+        (6, {"if": {"type": "integer"}, "then": {"minimum": 3}, "else": False}, 2),
+        (7, {"dependentRequired": {"a": ["b"]}}, {"a": 1}),
+        (7, {"dependentSchemas": {"a": {"required": ["b"]}}}, {"a": 1}),
+        (7, {"contains": {"const": 1}, "maxContains": 1}, [1, 1]),
+        (7, {"properties": {"a": True}, "unevaluatedProperties": False}, {"b": 1}),
+        (7, {"prefixItems": [{"const": 1}]}, [2]),
+    ],
+    ids=str,
+)
+def test_older_drafts_do_not_know_later_keywords(draft: int, schema: dict[str, Any], value: Any) -> None:
+    compiled = compile_schema({"$schema": f"http://json-schema.org/draft-0{draft}/schema#", **schema})
+    compiled.validate(value)
+    assert accepts(compiled, value) == [True]
+    latest = compile_schema(schema)
+    assert accepts(latest, value) == [False]
+    with pytest.raises(InvalidInstance):
+        latest.validate(value)
+
+
 def test_metaschemas_are_built_in() -> None:
     compiled = compile_schema({"$ref": "https://json-schema.org/draft/2020-12/schema"})
     assert accepts(compiled, {"minLength": 1}, {"minLength": -1}, True) == [True, False, True]
