@@ -150,6 +150,8 @@ class ArrayWriter:
         except limits.LimitExceeded as error:
             if error.limit != "states":
                 raise
+            for name in states.values():  # rules that lead to states never written
+                self.grammar.rules.pop(name, None)
             normal.note(*(("contains",) if shape.contains else ()), *(("uniqueItems",) if shape.unique else ()))
             return None
         return tuple(start)

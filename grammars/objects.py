@@ -52,6 +52,7 @@ class ObjectWriter:
             if layout.names is not None:
                 self.names = [name for name in self.names if layout.names.accepts(name)]
         self.others: list[_Others] = []
+        self.states: dict[_State, Ref] = {}
         self.trie = TrieWriter(self.grammar, self.quote)
         self.end: Sequence = (Lit(self.closing),)
         self.empty: Sequence = (Lit(self.opening + self.closing),)
@@ -79,6 +80,8 @@ class ObjectWriter:
             except limits.LimitExceeded as error:
                 if error.limit != "states":
                     raise
+            for ref in self.states.values():  # rules that lead to states never written
+                self.grammar.rules.pop(ref.name, None)
             self.writer.normal.note("minProperties", "maxProperties", "dependentRequired", "dependencies")
             if shape.some:
                 self.writer.normal.checks["", "not"] = None
@@ -229,7 +232,7 @@ class ObjectWriter:
         all_bits = (1 << len(shape.some)) - 1
         cap = shape.least if shape.most is None else max(shape.least, shape.most)
         last_required = max((index[name] for name in required if name in index), default=-1)
-        states: dict[_State, Ref] = {}
+        states = self.states
         queue: list[_State] = []
 
         def rest(state: _State) -> Sequence:

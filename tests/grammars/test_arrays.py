@@ -7,7 +7,8 @@ import pytest
 
 from grammars import compile_schema
 
-from .walks import accepts
+from .judge import Judge
+from .walks import accepts, compact
 
 
 @pytest.mark.parametrize(
@@ -59,3 +60,10 @@ def test_items_as_a_list_are_the_older_drafts() -> None:
 def test_unique_items_of_many_values_are_a_check() -> None:
     compiled = compile_schema({"type": "array", "items": {"type": "integer"}, "uniqueItems": True})
     assert [check.keyword for check in compiled.checks] == ["uniqueItems"]
+
+
+def test_unique_items_of_too_many_orders_load_as_a_check(judge: Judge) -> None:
+    values = [f"item {n}" for n in range(16)]
+    compiled = compile_schema({"type": "array", "items": {"enum": values}, "uniqueItems": True})
+    assert [check.keyword for check in compiled.checks] == ["uniqueItems"]
+    assert judge.accepts(compiled.gbnf, compact(values), compact([*values, "item 16"])) == [True, False]

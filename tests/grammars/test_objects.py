@@ -163,3 +163,13 @@ def test_conditions() -> None:
     assert not compiled.checks
     values = [("US", "12345"), ("US", "1234AB"), ("NL", "1234AB"), ("NL", "12345")]
     assert accepts(compiled, *({"country": c, "code": p} for c, p in values)) == [True, False, True, False]
+
+
+def test_too_many_states_load_as_a_check(judge: Judge) -> None:
+    names = [f"name{n}" for n in range(40)]
+    needs = {name: [names[n - 20]] for n, name in enumerate(names) if n >= 20}
+    properties = {name: {"type": "integer"} for name in names}
+    compiled = compile_schema({"type": "object", "properties": properties, "dependentRequired": needs})
+    assert "dependentRequired" in [check.keyword for check in compiled.checks]
+    whole = dict.fromkeys(names, 1)
+    assert judge.accepts(compiled.gbnf, compact(whole), compact(whole | {"name0": "1"})) == [True, False]
