@@ -3,9 +3,11 @@
     python benchmarks/schemas.py score RECORDS.jsonl.gz --vocab VOCABULARY.gguf [--engine ours --engine llguidance …]
     python benchmarks/schemas.py masks RECORDS.jsonl.gz --vocab VOCABULARY.gguf
     python benchmarks/schemas.py suite JSON-SCHEMA-TEST-SUITE
-    python benchmarks/schemas.py report SCORE.json [--suite SUITE.json] [--masks MASKS.json] [--readme README.md]
+    python benchmarks/schemas.py report [SCORE.json …] [--times SCORE.json …] [--suite SUITE.json] [--masks MASKS.json]
 
-Each of the first three writes its results to `--json FILE`; `report` makes the tables of the README of them.
+Each of the first three writes its results to `--json FILE`. `report` makes tables of the files it is given and, with
+`--readme README.md`, replaces these tables there and no others: counts may thus be taken on a busy machine, and times
+later on a quiet one. Several files of `score` are merged, engine by engine and schema by schema.
 
 RECORDS are MaskBench's: one JSON object a line with `id`, `split`, `schema` and `tests`, each test a value and whether
 it is valid. `score` judges as MaskBench does: a schema passes when every valid value is accepted in compact JSON or in
@@ -500,19 +502,30 @@ def keywords(schema: Any) -> set[str]:
     return found - SILENT
 
 
-def table(results: Record) -> str:
+Results = dict[str, list[Record]]
+"""What `score` found, schema by schema, of each engine."""
+
+
+def merged(paths: list[Path]) -> Results:
+    found: dict[str, dict[str, Record]] = {}
+    for path in paths:
+        for name, part in json.loads(path.read_text()).items():
+            found.setdefault(name, {}).update((result["id"], result) for result in part["results"])
+    return {name: list(found[name].values()) for name in ENGINES if name in found}
+
+
+def table(results: Results) -> str:
     """Keyword by keyword: of the schemas that use it, how many pass, in percent."""
-    names = [name for name in ENGINES if name in results]
+    names = list(results)
     head = ["keyword", "schemas"]
     for name in names:
         head += ["grammar alone", "with checks", "refused"] if name == "ours" else [name]
     lines = [head, ["---"] + ["---:"] * (len(head) - 1)]
-    total = len(results[names[0]]["results"])
 
     def row(title: str, test: Callable[[Record], bool]) -> None:
         cells = [title]
         for name in names:
-            chosen = [result for result in results[name]["results"] if test(result)]
+            chosen = [result for result in results[name] if test(result)]
             judged = [result for result in chosen if result["status"] == "judged"]
             if len(cells) == 1:
                 cells.append(f"{len(chosen):,}")
@@ -532,16 +545,68 @@ def table(results: Record) -> str:
     for keyword in KEYWORDS:
         row(f"`{keyword}`", lambda result, keyword=keyword: keyword in result["keywords"])  # type: ignore[misc]
     text = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-    notes = [f"MaskBench development set, {total:,} schemas; percent of the schemas that use a keyword."]
+    notes = ["MaskBench's development set; percent of the schemas that use a keyword.\n"]
     for name in names:
-        s = results[name]["summary"]
-        cost = s["compile_ms"]
+        s = summary(results[name])
         notes.append(
-            f"{name}: {s['passing']} % passing, {s['refused']} % refused, {s['wrongly_rejecting']} % reject a valid "
-            f"value, {s['wrongly_accepting']} % accept an invalid one; compile time p50 {cost['p50']} ms, "
-            f"p99 {cost['p99']} ms, maximum {cost['max']} ms; {s['crashes']} crashes, {s['timeouts']} timeouts."
+            f"- {name}: {s['schemas']:,} schemas, {s['passing']} % passing, {s['refused']} % refused, "
+            f"{s['wrongly_rejecting']} % reject a valid value, {s['wrongly_accepting']} % accept an invalid one; "
+            f"{s['crashes']} crashes, {s['timeouts']} timeouts."
         )
-    return text + "\n\n" + "\n".join(f"- {note}" for note in notes) + "\n"
+        if name == "ours":
+            notes.append(
+                f"- ours with checks: {s['passing_checked']} % passing, {s['wrongly_accepting_checked']} % accept an "
+                "invalid value."
+            )
+    return text + "\n\n" + "\n".join(notes) + "\n" + causes_table(results.get("ours", []))
+
+
+ORDER = "a valid value comes with its properties in another order than the grammar's"
+CAUSES = {
+    "order": ORDER,
+    "numbers": "a whole number is written with a fraction or an exponent (`1.0` for `1`)",
+    "other": "another reason",
+}
+
+
+def cause(name: str, kind: str) -> str:
+    """A cause in words: why valid values are rejected, or which keyword the grammar is wider than."""
+    if kind == "accepted":
+        return f"an invalid value is accepted, and refused by the check of `{name}`" if name else "accepted unchecked"
+    label, _, keyword = name.partition(": ")
+    return f"a value that the records call valid violates `{keyword}`" if label == "label" else CAUSES[name]
+
+
+def causes_table(results: list[Record]) -> str:
+    """Why schemas do not pass by the grammar alone, in schemas; one may have several reasons."""
+    counts: Counter[str] = Counter()
+    unexplained = []
+    for result in results:
+        if result["status"] != "judged":
+            counts["refused, crashed or too slow"] += 1
+            unexplained.append(f"`{result['id']}` ({result.get('why', result['status'])})")
+            continue
+        why = {cause(name, kind) for kind, names in result["causes"].items() for name in names}
+        counts.update(why)
+        if CAUSES["other"] in why:
+            unexplained.append(f"`{result['id']}`")
+    if not counts:
+        return ""
+    lines = [["why a schema does not pass by the grammar alone", "schemas", "%"], ["---", "---:", "---:"]]
+    lines += [[why, str(count), f"{100 * count / len(results):.2f}"] for why, count in counts.most_common()]
+    text = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+    return f"\n{text}\n" + (f"\nNamed: {', '.join(sorted(unexplained))}.\n" if unexplained else "")
+
+
+def times_table(results: Results) -> str:
+    lines = [["engine", "schemas", "p50", "p90", "p99", "maximum"], ["---"] + ["---:"] * 5]
+    for name, found in results.items():
+        s = summary(found)
+        lines.append(
+            [name, f"{s['schemas']:,}", *(str(s["compile_ms"].get(k, "")) for k in ("p50", "p90", "p99", "max"))]
+        )
+    text = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+    return f"Milliseconds of CPU time to compile a schema of MaskBench, without llama.cpp's load:\n\n{text}\n"
 
 
 def suite_table(results: list[Record]) -> str:
@@ -564,7 +629,25 @@ def suite_table(results: list[Record]) -> str:
         if title.startswith("all ") or cells[3:] != ["0"] * 5:
             lines.append(cells)
     text = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-    return f"JSON Schema Test Suite, draft 2020-12 (files that are exact in every test are left out):\n\n{text}\n"
+    listed = [["schema that is not exact by the grammar alone", "why"], ["---", "---"]]
+    for result in results:
+        causes = result.get("causes") or {"refused": ["other"]}
+        why = {cause(name, kind) for kind, names in causes.items() for name in names}
+        if result["file"] in NOTES and CAUSES["other"] in why:
+            why = why - {CAUSES["other"]} | {NOTES[result["file"]]}
+        if why:
+            listed.append([f"{result['file']}: {result['id']}".replace("|", "\\|"), "; ".join(sorted(why))])
+    reasons = "\n".join("| " + " | ".join(cells) + " |" for cells in listed)
+    return (
+        "JSON Schema Test Suite, draft 2020-12 (files that are exact in every test are left out):"
+        f"\n\n{text}\n\n{reasons}\n"
+    )
+
+
+NOTES = {
+    "optional/format/time": "leap seconds are offered in UTC alone",
+    "optional/format/date-time": "leap seconds are offered in UTC alone",
+}
 
 
 def masks_table(results: Record) -> str:
@@ -582,21 +665,25 @@ def masks_table(results: Record) -> str:
     return f"{title}\n\n{text}\n"
 
 
-BEGIN, END = "<!-- schemas:begin -->\n", "<!-- schemas:end -->\n"
-
-
 def report(arguments: argparse.Namespace) -> None:
-    text = table(json.loads(arguments.results.read_text()))
+    sections: dict[str, str] = {}
+    if arguments.results:
+        sections["schemas"] = table(merged(arguments.results))
+    if arguments.times:
+        sections["times"] = times_table(merged(arguments.times))
     if arguments.suite:
-        text += "\n" + suite_table(json.loads(arguments.suite.read_text()))
+        sections["suite"] = suite_table(json.loads(arguments.suite.read_text()))
     if arguments.masks:
-        text += "\n" + masks_table(json.loads(arguments.masks.read_text()))
+        sections["masks"] = masks_table(json.loads(arguments.masks.read_text()))
     if arguments.readme is None:
-        print(text)
+        print("\n".join(sections.values()))
         return
     readme = arguments.readme.read_text()
-    before, rest = readme.split(BEGIN)
-    arguments.readme.write_text(before + BEGIN + text + END + rest.split(END)[1])
+    for name, text in sections.items():
+        begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->\n"
+        before, rest = readme.split(begin)
+        readme = before + begin + text + end + rest.split(end)[1]
+    arguments.readme.write_text(readme)
 
 
 # The test suite
@@ -795,7 +882,8 @@ def main() -> None:
     suiting.add_argument("--verbose", action="store_true", help="name every schema that is not exact")
     suiting.set_defaults(run=suite)
     reporting = commands.add_parser("report")
-    reporting.add_argument("results", type=Path)
+    reporting.add_argument("results", type=Path, nargs="*")
+    reporting.add_argument("--times", type=Path, nargs="+")
     for option in ("--suite", "--masks", "--readme"):
         reporting.add_argument(option, type=Path)
     reporting.set_defaults(run=report)

@@ -89,15 +89,22 @@ def test_why_a_grammar_rejects(value: Any, cause: str) -> None:
     assert schemas.reason(compiled, value) == cause
 
 
-def test_the_tables_go_between_the_marks_of_the_readme(tmp_path: Path) -> None:
-    results = [judged([1], [1]), judged([1, 2], [1])]
-    score, readme = tmp_path / "score.json", tmp_path / "README.md"
-    score.write_text(json.dumps({"ours": {"summary": schemas.summary(results), "results": results}}))
-    readme.write_text(f"before\n{schemas.BEGIN}old\n{schemas.END}after\n")
-    schemas.report(Namespace(results=score, suite=None, masks=None, readme=readme))
+def test_each_table_goes_between_its_marks_of_the_readme(tmp_path: Path) -> None:
+    results = [judged([1], [1]) | {"id": "one"}, judged([1, 2], [1]) | {"id": "two"}]
+    first, second, readme = tmp_path / "first.json", tmp_path / "second.json", tmp_path / "README.md"
+    for path, found in ((first, results[:1]), (second, results[1:])):
+        path.write_text(json.dumps({"ours": {"summary": {}, "results": found}}))
+    marks = "".join(f"<!-- {name}:begin -->\nold {name}\n<!-- {name}:end -->\n" for name in ("schemas", "times"))
+    readme.write_text(f"before\n{marks}after\n")
+    arguments = Namespace(results=[first, second], times=None, suite=None, masks=None, readme=readme)
+    schemas.report(arguments)
     text = readme.read_text()
-    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    assert text.startswith("before\n") and text.endswith("after\n")
+    assert "old schemas" not in text and "old times" in text
     assert "| `type` | 2 | 50.0 | 100.0 | 0.0 |" in text
+    assert "| an invalid value is accepted, and refused by the check of `enum` | 1 | 50.00 |" in text
+    schemas.report(Namespace(**vars(arguments) | {"results": [], "times": [second]}))
+    assert "old times" not in readme.read_text() and "| `type` | 2 |" in readme.read_text()
 
 
 def test_percentiles() -> None:
