@@ -43,6 +43,7 @@ class Guard:
         self._grammar = grammar
         self._vocab = vocab
         self._candidates = candidates
+        self._candidate = llama.Candidate()
         self._search = Search(constraint) if constraint.markers else None
         self.active = self._search is None
         self.complete = False
@@ -54,7 +55,7 @@ class Guard:
         self._usual = np.array([vocab.byte_tokens[byte] for byte in _USUAL if byte in vocab.byte_tokens], np.int32)
 
     def allows(self, token: int) -> bool:
-        return bool(self.among([token])[0])
+        return self._candidate.allowed(self._grammar, token)
 
     def among(self, tokens: list[int] | NDArray[np.int32]) -> NDArray[np.bool_]:
         """Which of these tokens the grammar allows next."""
@@ -115,7 +116,7 @@ class Guard:
         fed, kept = 0, 0
         for byte in text:
             token = self._vocab.byte_tokens.get(byte)
-            if token is None or not _allowed(trial, self._candidates, [token])[0]:
+            if token is None or not self._candidate.allowed(trial, token):
                 break
             trial.accept(token)
             fed += 1
@@ -138,7 +139,7 @@ class Guard:
             self.complete = not self.among(self._probes).any()
 
     def _may_end(self, grammar: llama.Sampler) -> bool:
-        return self._eog is None or bool(_allowed(grammar, self._candidates, [self._eog])[0])
+        return self._eog is None or self._candidate.allowed(grammar, self._eog)
 
 
 def _allowed(
