@@ -271,6 +271,7 @@ class Context:
         batch: int,
         threads: int,
         split: bool = False,
+        flash: bool = True,
     ) -> None:
         params = C.llama_context_default_params()
         params.n_ctx = cells
@@ -281,10 +282,11 @@ class Context:
         params.n_threads = params.n_threads_batch = threads
         # One pool of cells for all sequences, or `split`: cells of its own for each. In a pool a sequence attends over
         # the others' cells too: masked, but not free (8 sequences on two cores with AMX, SmolLM2-135M: 35 ms a step,
-        # 29 split; on one thread without AMX 81, and 112 beside 4,096 foreign cells). Split, llama.cpp cuts a batch
-        # into micro-batches of equal shares for neighbouring sequences, and every sequence's cells are set aside for
-        # it. Flash attention (81 ms a step in a pool, 100 without) is left to llama.cpp where the backend has it (-1).
-        params.flash_attn_type = -1
+        # 29 split). Split, llama.cpp cuts a batch into micro-batches of equal shares for neighbouring sequences, and
+        # every sequence's cells are set aside for it.
+        # Flash attention on a CPU works token by token below 64 tokens a micro-batch, and its time grows with the
+        # context: 8 tokens behind 1,200 took 135 ms with it and 30 without, one 23 and 11.
+        params.flash_attn_type = -1 if flash else 0
         params.kv_unified = not split
         params.swa_full = False
         params.no_perf = True

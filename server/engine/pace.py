@@ -19,7 +19,7 @@ class Pace:
     def __init__(self, most: int, slowdown: float) -> None:
         self._most = most
         self._slowdown = slowdown
-        self._alone = 0.0
+        self._alone: dict[int, float] = {}
         self._chunk = float(max(_LEAST, most // 2))
 
     @property
@@ -31,10 +31,11 @@ class Pace:
         """Note a step of so many decoding sequences and prompt tokens."""
         if not decoding:
             return
+        alone = self._alone.get(decoding)
         if not prefilling:
-            self._alone += (_SMOOTH if self._alone else 1.0) * (seconds - self._alone)
-        elif self._alone and prefilling * 2 > self.chunk:  # a step with little to prefill tells nothing of a full one
-            if seconds > self._slowdown * self._alone:
+            self._alone[decoding] = seconds if alone is None else alone + _SMOOTH * (seconds - alone)
+        elif alone and prefilling * 2 > self.chunk:  # a step with little to prefill tells nothing of a full one
+            if seconds > self._slowdown * alone:
                 self._chunk = max(float(_LEAST), self._chunk * _FEWER)
-            elif seconds < 0.8 * self._slowdown * self._alone:
+            elif seconds < 0.8 * self._slowdown * alone:
                 self._chunk = min(float(self._most), self._chunk * _MORE)

@@ -17,8 +17,10 @@ import numpy as np
 from server.engine.messages import Job
 from server.engine.pace import Pace
 
-WORTH = 32
-"""Tokens from which a copy of another slot's beginning pays: on a CPU it takes as long as prefilling about five."""
+_FEW = 8
+_COPIED = 64
+"""A copy of another slot's beginning pays from so many tokens on, and where that slot holds no more than so many times
+as many: on a CPU a hundred tokens are copied, with all the slot holds, while one is prefilled."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +69,15 @@ class Prefix:
     whole: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A job's new sequence, the prefix it reuses, and whither what its slot held is to be copied before."""
+
+    sequence: Sequence
+    prefix: Prefix
+    rescue: Slot | None = None
+
+
 def common_prefix(one: array[int], other: array[int]) -> int:
     """How many tokens two sequences share at their beginning."""
     length = min(len(one), len(other))
@@ -78,11 +89,13 @@ def common_prefix(one: array[int], other: array[int]) -> int:
 
 
 def share(wanted: list[int], budget: int) -> list[int]:
-    """Split a budget: half of it evenly, so that none starves, the rest to the smallest first. Each gets at least 1."""
-    if not wanted:
-        return []
-    floor = max(1, budget // (2 * len(wanted)))
-    shares = [min(want, floor) for want in wanted]
+    """Split a budget: half of it to the first, so that none starves, the rest to the smallest first.
+
+    Few get much and some nothing: each sequence that prefills beside others costs a micro-batch of its own.
+    """
+    shares = [0] * len(wanted)
+    if wanted:
+        shares[0] = min(wanted[0], max(1, budget // 2))
     left = budget - sum(shares)
     for index in sorted(range(len(wanted)), key=wanted.__getitem__):
         more = max(0, min(wanted[index] - shares[index], left))
@@ -91,16 +104,27 @@ def share(wanted: list[int], budget: int) -> list[int]:
     return shares
 
 
-class Scheduler:
-    """Slots, the queue behind them, and the sequences that run. `copies`: a slot's beginning can be copied."""
+def blocks(ids: set[int]) -> int:
+    """How many blocks of neighbours these numbers form."""
+    return sum(number - 1 not in ids for number in ids)
 
-    def __init__(self, slots: int, chunk: int, *, copies: bool = True, slowdown: float = 2.5) -> None:
+
+class Scheduler:
+    """Slots, the queue behind them, and the sequences that run.
+
+    `copies`: a slot's beginning can be copied. `adjoining`: sequences run best in neighbouring slots.
+    """
+
+    def __init__(
+        self, slots: int, chunk: int, *, copies: bool = True, adjoining: bool = False, slowdown: float = 2.5
+    ) -> None:
         self.slots = [Slot(i) for i in range(slots)]
         self.chunk = chunk
         self.queue: deque[Job] = deque()
         self.running: list[Sequence] = []
         self.pace = Pace(chunk, slowdown)
         self._copies = copies
+        self._adjoining = adjoining and copies
         self._clock = 0
 
     def submit(self, job: Job) -> None:
@@ -114,8 +138,8 @@ class Scheduler:
         self.queue = deque(job for job in self.queue if job.id != job_id)
         return None
 
-    def admit(self) -> tuple[Sequence, Prefix] | None:
-        """Give the next waiting job a slot; the sequence, and the prefix to reuse.
+    def admit(self) -> Admission | None:
+        """Give the next waiting job a slot.
 
         It goes on where a free slot of its scope holds little else than what it begins with. Otherwise it takes the
         slot longest unused, and a copy of its beginning from where that is held longest, running sequences included.
@@ -131,12 +155,13 @@ class Scheduler:
         }
         donor = max(self.slots if self._copies else free, key=lambda slot: (common[slot.id], slot.runner is None))
         count = common[donor.id]
-        worth = self._copies and count >= WORTH  # every conversation of a template begins alike: that is worth no copy
+        worth = self._copies and count >= _FEW and _COPIED * count >= len(donor.tokens)
         if donor.runner is None and count and 2 * count >= len(donor.tokens):
             slot = donor
         else:
             others = [slot for slot in free if slot is not donor] if worth else []
             slot = min(others or free, key=lambda each: each.used)
+        slot, rescue = self._settle(slot, free, donor if worth else None)
         count = count if worth or slot is donor else 0
         prefix = Prefix(donor, count, count == len(donor.tokens))
         self._clock += 1
@@ -146,7 +171,27 @@ class Scheduler:
             prefix = Prefix(donor, 0, whole=False)
         slot.scope, slot.tokens, slot.runner = job.scope, sequence.tokens, sequence
         self.running.append(sequence)
-        return sequence, prefix
+        return Admission(sequence, prefix, rescue)
+
+    def _settle(self, slot: Slot, free: list[Slot], donor: Slot | None) -> tuple[Slot, Slot | None]:
+        """The slot to run in and where to rescue what it holds, for a job that would take `slot`.
+
+        Where sequences run best side by side, a slot next to those that run takes its place.
+        """
+        if not self._adjoining:
+            return slot, None
+        busy = {sequence.slot.id for sequence in self.running}
+        place = min(free, key=lambda each: (blocks(busy | {each.id}), each is not slot, each.used))
+        if place is slot or len(place.tokens) < _FEW or place is donor:
+            return place, None
+        if slot is donor:  # copied from there, not gone on with: it holds nothing of use any more
+            slot.used = 0
+            spare = [each for each in free if each not in (place, donor)]
+            slot = min(spare, key=lambda each: each.used, default=place)
+        if slot.used >= place.used:
+            return place, None
+        slot.scope, slot.tokens, slot.used = place.scope, place.tokens, place.used
+        return place, slot
 
     def awaited(self) -> list[tuple[Sequence, Prefix]]:
         """The sequences whose leader has prefilled what they share: they wait no longer."""
@@ -193,7 +238,7 @@ class Scheduler:
         more = max(0, len(prefilling) - len(decoding))
         budget = max(self.pace.chunk, self.chunk * more // len(prefilling)) if decoding and prefilling else self.chunk
         shares = share([s.remaining for s in prefilling], budget)
-        return decoding + list(zip(prefilling, shares, strict=True))
+        return decoding + [(s, count) for s, count in zip(prefilling, shares, strict=True) if count]
 
     def evict(self) -> Slot | None:
         """The idle slot to forget when the KV cache is full: the one longest unused that still holds something."""

@@ -28,7 +28,7 @@ from server.engine.device import cores
 from server.engine.messages import Done, Failed, ModelInfo, ModelSpec
 from server.engine.protocol import Cancel, Crashed, Decoder, Load, Ready, Refused, Step, Submit, encode
 from server.engine.sampler import PENALTY_WINDOW, NothingAllowed, TokenSampler
-from server.engine.scheduler import Prefix, Scheduler, Sequence
+from server.engine.scheduler import Admission, Prefix, Scheduler, Sequence
 from server.engine.threads import Threads
 from server.engine.vocab import Vocab
 
@@ -82,6 +82,7 @@ class Worker:
             batch=self._batch.size,
             threads=threads,
             split=split,
+            flash=on_gpu,
         )
         # A configured count is kept; beside a GPU, CPU time says nothing about the cores.
         self._threads = Threads(threads) if not spec.threads and not on_gpu else None
@@ -92,6 +93,7 @@ class Worker:
             chunk,
             # A running state cannot be cut; nor can what a copy of a window holds.
             copies=not self._model.recurrent and not (split and self._model.window),
+            adjoining=split,
             slowdown=spec.prefill_slowdown,
         )
         self._samplers: dict[int, tuple[TokenSampler, Guard | None]] = {}
@@ -148,8 +150,8 @@ class Worker:
         self._take_in()
         for sequence, prefix in self._scheduler.awaited():
             self._adopt(sequence, prefix)
-        while (admitted := self._scheduler.admit()) is not None:
-            self._start(*admitted)
+        while (admission := self._scheduler.admit()) is not None:
+            self._start(admission)
         self._step()
         self._report()
 
@@ -164,10 +166,13 @@ class Worker:
             elif (sequence := scheduler.drop(frame.job_id)) is not None:
                 self._release(sequence)
 
-    def _start(self, sequence: Sequence, prefix: Prefix) -> None:
+    def _start(self, admission: Admission) -> None:
         """Prepare a new sequence: the memory of its slot, and its sampler."""
+        sequence, rescue = admission.sequence, admission.rescue
         job = sequence.job
-        self._adopt(sequence, prefix)
+        if rescue is not None and not self._context.copy(sequence.slot.id, rescue.id, len(rescue.tokens)):
+            rescue.tokens = rescue.tokens[:0]
+        self._adopt(sequence, admission.prefix)
         sampler = TokenSampler(job.sampling, job.banned, self._candidates)
         if sampler.remembers:
             for token in job.tokens[-PENALTY_WINDOW:]:

@@ -6,7 +6,7 @@ from array import array
 
 from server.engine import Job, Sampling
 from server.engine.pace import Pace
-from server.engine.scheduler import WORTH, Scheduler, Sequence, common_prefix, share
+from server.engine.scheduler import Prefix, Scheduler, Sequence, blocks, common_prefix, share
 
 
 def job(number: int, tokens: list[int], scope: str = "s") -> Job:
@@ -17,8 +17,14 @@ def admitted(scheduler: Scheduler) -> list[tuple[Sequence, int]]:
     """The sequences that get a slot, and how many tokens they reuse."""
     found = []
     while (one := scheduler.admit()) is not None:
-        found.append((one[0], one[1].count))
+        found.append((one.sequence, one.prefix.count))
     return found
+
+
+def admit(scheduler: Scheduler) -> tuple[Sequence, Prefix]:
+    one = scheduler.admit()
+    assert one is not None
+    return one.sequence, one.prefix
 
 
 def finished(scheduler: Scheduler, number: int, tokens: list[int], scope: str = "s") -> Sequence:
@@ -37,9 +43,10 @@ def test_common_prefix() -> None:
 
 def test_the_smallest_come_first_and_none_starves() -> None:
     assert share([1600, 24], 64) == [40, 24]
-    assert share([1600, 1600, 1600, 24], 64) == [24, 8, 8, 24]
+    assert share([1600, 1600, 1600, 24], 64) == [40, 0, 0, 24]
+    assert share([24, 20, 1600], 64) == [24, 20, 20]
     assert share([5, 6], 64) == [5, 6]
-    assert share([9] * 8, 4) == [1] * 8
+    assert share([9] * 4, 4) == [4, 0, 0, 0]
     assert share([], 64) == []
 
 
@@ -133,31 +140,28 @@ def test_a_beginning_is_copied_from_where_it_is_held() -> None:
     system = list(range(40))
     first = finished(scheduler, 1, [*system, *range(100, 160)])
     scheduler.submit(job(2, [*system, 7]))
-    [(second, prefix)] = [scheduler.admit() or (None, None)]
-    assert second is not None and prefix is not None
+    second, prefix = admit(scheduler)
     assert second.slot is not first.slot, "the other conversation is kept"
     assert (prefix.slot, prefix.count, prefix.whole) == (first.slot, 40, False)
     second.past = 41
     scheduler.submit(job(3, [*system, 7, 8]))
-    [(third, prefix)] = [scheduler.admit() or (None, None)]
-    assert third is not None and prefix is not None
+    third, prefix = admit(scheduler)
     assert third.leader is None and (prefix.slot, prefix.count) == (second.slot, 41), "of a running sequence too"
     scheduler.submit(job(4, [*system, 7], "other"))
     [(_, count)] = admitted(scheduler)
     assert count == 0, "never from another scope"
     scheduler.release(third)
     scheduler.submit(job(5, [*system, 100, 101, 3]))
-    [(fifth, prefix)] = [scheduler.admit() or (None, None)]
-    assert fifth is not None and prefix is not None
+    fifth, prefix = admit(scheduler)
     assert (fifth.slot, prefix.slot, prefix.count) == (third.slot, first.slot, 42)
 
 
 def test_a_short_common_beginning_is_worth_no_copy() -> None:
     scheduler = Scheduler(slots=2, chunk=8)
-    first = finished(scheduler, 1, list(range(100)))
-    scheduler.submit(job(2, [*range(WORTH - 1), 7]))
+    first = finished(scheduler, 1, list(range(1000)))
+    scheduler.submit(job(2, [*range(15), 7]))
     [(second, count)] = admitted(scheduler)
-    assert second.slot is not first.slot and count == 0
+    assert second.slot is not first.slot and count == 0, "a thousand tokens would be copied for fifteen"
 
 
 def test_a_memory_that_cannot_be_cut_is_not_copied() -> None:
@@ -201,6 +205,36 @@ def test_who_waited_for_a_sequence_that_ends_goes_on_and_leads() -> None:
     second.past = 64
     assert [sequence for sequence, _ in scheduler.plan()] == [second]
     assert scheduler.release(third) is None
+
+
+def test_sequences_run_side_by_side() -> None:
+    assert [blocks(ids) for ids in (set(), {3}, {3, 4}, {1, 3, 4, 7})] == [0, 1, 1, 3]
+    scheduler = Scheduler(slots=4, chunk=64, adjoining=True)
+    talks = [finished(scheduler, number, list(range(100 * number, 100 * number + 50))) for number in range(1, 5)]
+    assert {talk.slot.id for talk in talks} == {0, 1, 2, 3}
+    scheduler.submit(job(5, list(talks[3].tokens)))
+    going_on, prefix = admit(scheduler)
+    assert going_on.slot is talks[3].slot and prefix.count == 50
+    neighbour = scheduler.slots[2]
+    kept = list(neighbour.tokens)
+    scheduler.submit(job(6, [7] * 40))
+    admission = scheduler.admit()
+    assert admission is not None and admission.sequence.slot is neighbour, "not the one longest unused"
+    assert admission.rescue is talks[0].slot and list(talks[0].slot.tokens) == kept, "which takes in what that held"
+
+
+def test_a_conversation_moves_next_to_those_that_run() -> None:
+    scheduler = Scheduler(slots=4, chunk=64, adjoining=True)
+    talks = [finished(scheduler, number, list(range(100 * number, 100 * number + 50))) for number in range(1, 5)]
+    scheduler.submit(job(5, [7] * 40))
+    running, _ = admit(scheduler)
+    assert running.slot is talks[0].slot
+    scheduler.submit(job(6, [*talks[3].tokens, 1]))
+    admission = scheduler.admit()
+    assert admission is not None
+    assert admission.sequence.slot is talks[1].slot and admission.prefix.slot is talks[3].slot
+    assert admission.prefix.count == 50
+    assert admission.rescue is None, "what it held was the oldest"
 
 
 def test_the_chunk_follows_what_running_answers_can_bear() -> None:
