@@ -216,7 +216,7 @@ class _Scripted:
 
 def _client(base_url: str, token: str) -> httpx.AsyncClient:
     headers = {"authorization": f"Bearer {token}"}
-    return httpx.AsyncClient(base_url=base_url, headers=headers, timeout=120, verify=False, trust_env=False)
+    return httpx.AsyncClient(base_url=base_url, headers=headers, timeout=None, verify=False, trust_env=False)
 
 
 def _names(headers: dict[str, str]) -> dict[str, str]:

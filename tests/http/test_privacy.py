@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from server.chat.events import BlockDelta, BlockEnd, BlockStart
-from server.state import TokenStore
+from server.state import TokenStore, owner_token
 from tests.http.conftest import Site, site_of
 
 CANARY = "canary-5e1c7"
@@ -199,7 +199,10 @@ async def test_a_whole_process_writes_nothing_confidential(process: Process) -> 
         await post({"type": "llm.select", "id": "s"}, origin=f"https://{CANARY}.example")
         await post({"type": "llm.select", "id": "s"}, host=f"{CANARY}.example")
         long = asyncio.create_task(generate(maxTokens=400))
-        await asyncio.sleep(0.5)
+        owner = {"authorization": f"Bearer {owner_token(process.state)}"}
+        while "decoding" not in (await client.get("/owner/state", headers=owner)).text:
+            assert not long.done()
+            await asyncio.sleep(0.01)
         for child in psutil.Process(process.process.pid).children(recursive=True):
             child.kill()
         assert (await long)["error"]["code"] == "provider-error"

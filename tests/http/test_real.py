@@ -14,12 +14,14 @@ from typing import Any
 
 import httpx
 import jsonschema
+import psutil
 import pytest
 import pytest_asyncio
 
 from server.app import create_app
 from server.config import Config, ConnectionConfig, ServerConfig, Source
 from server.engine import Engine
+from server.runtime import LiveGeneration
 from server.state import TokenStore
 from tests.http.conftest import events, listening
 
@@ -78,7 +80,7 @@ async def house(tmp_path_factory: Any, smollm2: Path) -> AsyncIterator[House]:
     async with listening(app) as port:
         headers = {"authorization": f"Bearer {token}"}
         base = f"http://127.0.0.1:{port}"
-        async with httpx.AsyncClient(base_url=base, headers=headers, timeout=120, verify=False) as client:
+        async with httpx.AsyncClient(base_url=base, headers=headers, timeout=None, verify=False) as client:
             house = House(client, app.state.runtime)
             house.handle = (await house.call("llm.select"))["model"]["handle"]
             yield house
@@ -167,27 +169,42 @@ async def test_a_prompt_that_does_not_fit(house: House) -> None:
     assert (result["error"]["code"], result["error"]["reason"]) == ("quota-exceeded", "context")
 
 
-async def test_cancel_during_prefill_settles_at_once(house: House) -> None:
-    async with house.stream(house.request("prefill", "word " * 1600)) as response:
-        await asyncio.sleep(0.3)
-        began = time.monotonic()
-        assert (await house.call("llm.cancel", requestId="prefill"))["cancelled"] is True
-        (event,) = [each async for each in events(response)]
-        settled = time.monotonic() - began
-    assert event["error"]["code"] == "cancelled"
-    assert settled < 1
-    began = time.monotonic()
-    await house.generate("after", "Hi", maxTokens=1)
-    assert time.monotonic() - began < 3
+async def prefilling(house: House) -> LiveGeneration:
+    """The only generation, once the engine reads its prompt."""
+    while not (lives := [*house.runtime.live()]) or lives[0].stage != "submitted":
+        await asyncio.sleep(0.001)
+    began = work(house)
+    while work(house) < began + 0.2:
+        assert lives[0].outcome is None and lives[0].first_token is None
+        await asyncio.sleep(0.005)
+    return lives[0]
 
 
-async def test_a_disconnect_during_prefill_frees_the_engine(house: House) -> None:
-    async with house.stream(house.request("prefill", "other " * 1600)):
-        await asyncio.sleep(0.3)
-    began = time.monotonic()
-    await house.generate("after", "Hi", maxTokens=1)
-    assert time.monotonic() - began < 3
-    assert [*house.runtime.live()] == []
+def work(house: House) -> float:
+    """Seconds of processor time that the worker has used: what it has done, however busy the machine is beside it."""
+    used = psutil.Process(house.engine.pid).cpu_times()
+    return used.user + used.system
+
+
+@pytest.mark.parametrize("how", ["cancel", "disconnect"])
+async def test_giving_up_in_the_middle_of_a_prefill_frees_the_engine(house: House, how: str) -> None:
+    """By what the worker does, not by how long it takes: after the end, nothing of a long prefill."""
+    await house.generate("warm", "Hi", maxTokens=1)
+    before = work(house)
+    await house.generate("whole", f"{how} whole " + "word " * 1600, maxTokens=1)
+    whole = work(house) - before
+
+    before = work(house)
+    async with house.stream(house.request("prefill", f"{how} given up " + "word " * 1600)) as response:
+        live = await prefilling(house)
+        if how == "cancel":
+            assert (await house.call("llm.cancel", requestId="prefill"))["cancelled"] is True
+            (event,) = [each async for each in events(response)]
+            assert event["error"]["code"] == "cancelled"
+    _, result = await house.generate("after", "Hi", maxTokens=1)
+    assert "result" in result
+    assert work(house) - before < whole / 2, whole
+    assert live.first_token is None and [*house.runtime.live()] == []
 
 
 async def test_deadlines_are_kept_while_the_engine_prefills(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,12 +213,21 @@ async def test_deadlines_are_kept_while_the_engine_prefills(house: House, monkey
     runtime = house.runtime
     monkeypatch.setattr(runtime, "config", replace(runtime.config, server=ServerConfig(deadline=0.4)))
     late: list[float] = []
+    behind: list[float] = []
     generate = runtime.generate
 
     def timed(*arguments: Any) -> Any:
         began = time.monotonic()
+        # A timer that does nothing: how late it is, is the machine's doing.
+        lag: list[float] = []
+        asyncio.get_running_loop().call_later(0.4, lambda: lag.append(time.monotonic() - began - 0.4))
         live = generate(*arguments)
-        live.on_settled.append(lambda: late.append(time.monotonic() - began - 0.4))
+
+        def settled() -> None:
+            late.append(time.monotonic() - began - 0.4)
+            behind.append(late[-1] - lag[0] if lag else 0.0)
+
+        live.on_settled.append(settled)
         return live
 
     monkeypatch.setattr(runtime, "generate", timed)
@@ -211,9 +237,10 @@ async def test_deadlines_are_kept_while_the_engine_prefills(house: House, monkey
             assert result["error"]["code"] == "timeout"
     late.sort()
     assert late[0] >= -0.01
+    assert max(behind) < 0.05, behind
     median, p99 = (late[int(len(late) * share) - 1] for share in (0.5, 0.99))
-    # Only on a quiet machine do the last few say anything; none may wait for the engine, whose chunks take longer.
-    assert median < 0.25, late
+    print(f"{len(late)} deadlines: median {median * 1000:.1f} ms late, p99 {p99 * 1000:.1f} ms")
+    # The machine's own lateness counts too where it is quiet.
     assert not many or p99 < 0.05, (median, p99)
 
 
@@ -229,14 +256,18 @@ async def test_the_workers_death_costs_what_it_was_doing_and_nothing_else(house:
     responses = [await stream.__aenter__() for stream in streams]
     sources = [events(each) for each in responses]
     await asyncio.gather(*(anext(each) for each in sources))
-    os.kill(house.engine.pid, signal.SIGKILL)
-    began = time.monotonic()
+    engine = house.engine
+    back: list[bool] = []
+    for live in house.runtime.live():
+        live.on_settled.append(lambda: back.append(engine.alive))
+    os.kill(engine.pid, signal.SIGKILL)
 
     async def last(source: Any) -> dict[str, Any]:
         return [each async for each in source][-1]
 
     results = await asyncio.gather(*map(last, sources))
-    assert time.monotonic() - began < 1.5
+    # By its death, not by the start of the next worker.
+    assert back == [False] * 8
     for stream in streams:
         await stream.__aexit__(None, None, None)
     assert [each["error"]["code"] for each in results] == ["provider-error"] * 8
