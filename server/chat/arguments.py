@@ -7,9 +7,12 @@ from typing import Any
 
 from grammars import Compiled, compile_schema
 from grammars.spelling import Elements
-from server.chat.format import ANY_TYPE, Json, Literals, Syntax, Tagged, Types
+from server.chat.format import Json, Literals, Nested, Syntax, Tagged, Types
 from server.chat.gbnf import Gbnf
-from server.chat.spell import json_type
+from server.chat.kinds import member_types
+from server.chat.nested import NestedGrammar
+
+__all__ = ["Arguments", "compiled", "member_types"]
 
 _NAMED = frozenset(
     {"type", "properties", "required", "additionalProperties", "$schema", "$id", "$defs", "definitions"}
@@ -27,12 +30,17 @@ class Arguments:
     """
 
     def __init__(self, schema: Mapping[str, Any], syntaxes: Iterable[Syntax]) -> None:
-        self._compiled = {syntax: compiled(schema, syntax) for syntax in syntaxes}
+        self._compiled = {
+            syntax: NestedGrammar(schema, syntax) if isinstance(syntax, Nested) else compiled(schema, syntax)
+            for syntax in syntaxes
+        }
         self.satisfiable = all(each.satisfiable for each in self._compiled.values())
         raw = [syntax for syntax in self._compiled if not isinstance(syntax, Json)]
         self.types: Types = member_types(schema) if raw else {}
         self.checked = any(each.checks for each in self._compiled.values()) or any(
-            not _NAMED.issuperset(schema) or not all(_certain(syntax, kinds) for kinds in self.types.values())
+            isinstance(syntax, Nested)
+            or not _NAMED.issuperset(schema)
+            or not all(_certain(syntax, kinds) for kinds in self.types.values())
             for syntax in raw
         )
 
@@ -57,44 +65,3 @@ def compiled(schema: Mapping[str, Any], syntax: Syntax | None = None) -> Compile
         case Literals():
             return compile_schema(schema, style="spaced", spelling=syntax.spelling)
     return compile_schema(schema, style="spaced")
-
-
-def member_types(schema: Mapping[str, Any]) -> Types:
-    """The JSON types of a tool's arguments, those that are not declared under None."""
-    members = {name: types(member, schema) for name, member in schema.get("properties", {}).items()}
-    others = schema.get("additionalProperties", True)
-    return members if others is False else {**members, None: types(others, schema)}
-
-
-def types(schema: Any, root: Mapping[str, Any], depth: int = 16) -> tuple[str, ...]:
-    """The JSON types a schema's values may have; too many rather than too few."""
-    if not isinstance(schema, Mapping) or not depth:
-        return ANY_TYPE
-    found = set(ANY_TYPE)
-    declared = schema.get("type")
-    if declared is not None:
-        names = [declared] if isinstance(declared, str) else declared
-        found &= {"number" if name == "integer" else name for name in names}
-    if "enum" in schema or "const" in schema:
-        values = schema["enum"] if "enum" in schema else [schema["const"]]
-        found &= {json_type(value) for value in values}
-    for keyword in ("anyOf", "oneOf"):
-        if keyword in schema:
-            found &= {kind for branch in schema[keyword] for kind in types(branch, root, depth - 1)}
-    for branch in schema.get("allOf", ()):
-        found &= set(types(branch, root, depth - 1))
-    target = _target(schema.get("$ref"), root)
-    if target is not None:
-        found &= set(types(target, root, depth - 1))
-    return tuple(kind for kind in ANY_TYPE if kind in found) or ANY_TYPE
-
-
-def _target(reference: Any, root: Mapping[str, Any]) -> Any:
-    if not isinstance(reference, str) or not reference.startswith("#/"):
-        return None
-    target: Any = root
-    for key in reference[2:].split("/"):
-        if not isinstance(target, Mapping):
-            return None
-        target = target.get(key.replace("~1", "/").replace("~0", "~"))
-    return target

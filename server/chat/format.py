@@ -74,7 +74,20 @@ PYTHON = Literals("keywords", "", "", "=", ", ", ": ", '"', ("None", "True", "Fa
 GEMMA = Literals("gemma", "{", "}", ":", ",", ":", '<|"|>', ("null", "true", "false"), bare_keys=True)
 """Gemma 4's notation: bare names, strings between tokens of their own."""
 
-Syntax = Json | Tagged | Literals
+
+@dataclass(frozen=True, slots=True)
+class Nested:
+    """Arguments as elements named by their keys, `mark<key>` value `mark</key>`; so are the members of an object, and
+    the items of a list, which are called `item`.
+
+    Strings stand raw, numbers and booleans as JSON, null not at all. Nothing but the schema tells the types.
+    """
+
+    mark: str
+    item: str = "item"
+
+
+Syntax = Json | Tagged | Literals | Nested
 
 Types = Mapping[str | None, tuple[str, ...]]
 """The JSON types each argument may have, which decide how a raw value is decoded; None stands for the others."""
@@ -116,6 +129,8 @@ class Calls:
                 return (open, named, close, *(text for _, text in typed))
             case Literals(quote=quote):
                 return (quote,)
+            case Nested(mark=mark):
+                return (mark,)
         return ()
 
     @property

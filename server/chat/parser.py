@@ -14,7 +14,7 @@ from typing import Literal
 
 from server.chat.blocks import Blocks
 from server.chat.events import BlockEvent
-from server.chat.format import AGAIN, ARGUMENTS, NAME, Calls, Format, Frame, Literals, Slot, Tagged, Types
+from server.chat.format import AGAIN, ARGUMENTS, NAME, Calls, Format, Frame, Literals, Nested, Slot, Tagged, Types
 from server.chat.reader import SPACE, WORD, MalformedOutput, OutputEnded, Reader, Steps, literal_end, may_become, walk
 from server.chat.syntax import read_arguments
 from server.chat.syntax.objects import NOTHING, read_object, read_string, value
@@ -280,6 +280,8 @@ def _arguments_stand(text: str, at: int, calls: Calls, after: str) -> bool | Non
     match calls.syntax:
         case Tagged() as tags:
             openings = [tags.open, after]
+        case Nested(mark=mark):
+            openings = [mark]
         case Literals():
             return True
         case _:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server.chat.format import ARGUMENTS, ID, Calls, Json, Literals, Slot, Tagged
+from server.chat.format import ARGUMENTS, ID, Calls, Json, Literals, Nested, Slot, Tagged
 from server.chat.text import Text, control, join
 
 
@@ -31,6 +31,8 @@ def spell_arguments(calls: Calls, arguments: Mapping[str, Any]) -> Text:
             return Text(to_json(arguments))
         case Tagged() as tags:
             return join(_element(tags, key, value) for key, value in arguments.items())
+        case Nested() as nested:
+            return _nested(nested, arguments)
         case Literals() as notation:
             pairs = [join([Text(key), notation.pair, _literal(notation, value)]) for key, value in arguments.items()]
             return join([notation.open, Text(notation.comma).join(pairs), notation.close])
@@ -40,6 +42,35 @@ def _element(tags: Tagged, key: str, value: Any) -> Text:
     text = value if isinstance(value, str) else to_json(value)
     named = tags.after_key(json_type(value))
     return join([control(tags.open), Text(key), control(named), Text(text), control(tags.close)])
+
+
+def _nested(syntax: Nested, value: Any) -> Text:
+    match value:
+        case Mapping():
+            elements = [(str(key), member) for key, member in value.items() if member is not None]
+        case list() | tuple():
+            elements = [(syntax.item, item) for item in value]
+        case None:
+            return Text("")
+        case _:
+            return Text(value if isinstance(value, str) else to_json(value))
+    mark = control(syntax.mark)
+    return join(
+        join(
+            [
+                mark,
+                control("<"),
+                Text(key),
+                control(">"),
+                _nested(syntax, member),
+                mark,
+                control("</"),
+                Text(key),
+                control(">"),
+            ]
+        )
+        for key, member in elements
+    )
 
 
 def _literal(notation: Literals, value: Any) -> Text:

@@ -14,7 +14,6 @@ README = Path(__file__).with_name("README.md")
 BEGIN, END = "<!-- table -->\n", "<!-- end of table -->\n"
 
 UNRECOGNISED = {
-    "MiniMax-M3": "nested elements that tell no types: an empty list, an empty text and null look alike",
     "google-gemma-2-2b-it": "knows no tools",
     "llama-cpp-rwkv-world": "knows no tools",
     "microsoft-Phi-3.5-mini-instruct": "knows no tools",

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from server.chat.arguments import member_types
 from server.chat.conversation import Conversation
-from server.chat.format import Format, Json, Tagged
+from server.chat.format import Format, Json, Nested, Tagged
 from server.chat.formats import FORMATS, matching
 from server.chat.parser import MalformedOutput, ParserSpec
 from server.chat.prepare import Model, validate
@@ -47,7 +47,7 @@ RECOGNISED = {
     "MiMo-VL": "hermes",
     "MiniMax-M1": "minimax-m1",
     "MiniMax-M2": "minimax-m2",
-    "MiniMax-M3": "generic",
+    "MiniMax-M3": "minimax-m3",
     "Mistral-Small-3.2-24B-Instruct-2506": "mistral-call-id",
     "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "qwen3-coder",
     "NVIDIA-Nemotron-Nano-v2": "nemotron-2",
@@ -445,6 +445,10 @@ def test_round_trip(
         calls = [
             (n, {k: v for k, v in a.items() if k == "v" or not syntax.close.startswith("\n") or not v.startswith("\n")})
             for n, a in calls
+        ]
+    elif isinstance(syntax, Nested):  # nothing but a schema tells what stands in an element, and null is left out
+        calls = [
+            (n, {k: v for k, v in a.items() if v is not None and not isinstance(v, list | dict)}) for n, a in calls
         ]
     elif not isinstance(syntax, Json) and syntax.quote != '"':
         calls = [(n, {k: v for k, v in a.items() if "<" not in str(v)}) for n, a in calls]

@@ -128,7 +128,16 @@ def test_what_continues_no_loop_is_prepared(messages: tuple[Message, ...]) -> No
 
 
 def test_formats_say_whose_models_expect_their_reasoning_back() -> None:
-    wanted = {"command-r7b", "deepseek-v3.2", "deepseek-v4", "gpt-oss", "kimi-k2", "kimi-k3", "minimax-m2"}
+    wanted = {
+        "command-r7b",
+        "deepseek-v3.2",
+        "deepseek-v4",
+        "gpt-oss",
+        "kimi-k2",
+        "kimi-k3",
+        "minimax-m2",
+        "minimax-m3",
+    }
     assert {name for name, format in FORMATS.items() if format.wants_thinking} == wanted
 
 

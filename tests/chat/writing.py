@@ -8,7 +8,20 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from server.chat.format import ANY_TYPE, ARGUMENTS, ID, Calls, Format, Frame, Json, Literals, Slot, Tagged, Types
+from server.chat.format import (
+    ANY_TYPE,
+    ARGUMENTS,
+    ID,
+    Calls,
+    Format,
+    Frame,
+    Json,
+    Literals,
+    Nested,
+    Slot,
+    Tagged,
+    Types,
+)
 from server.chat.parser import ParserSpec
 from server.chat.spell import json_type, spell_arguments, to_json
 
@@ -187,8 +200,14 @@ class Author:
     def _arguments(self, calls: Calls, types: Types) -> dict[str, Any]:
         declared = [key for key in types if key is not None]
         keys = declared or [key for key in _KEYS if self._possible(calls, key)]
+        if isinstance(calls.syntax, Nested):  # what these are, only a schema tells
+            keys = [key for key in keys if not {"null", "array", "object"}.issuperset(self._types(types, key))]
         chosen = self._random.sample(keys, self._random.randint(0, min(4, len(keys))))
-        return {key: self._argument(calls, types.get(key, types.get(None, ANY_TYPE))) for key in chosen}
+        return {key: self._argument(calls, self._types(types, key)) for key in chosen}
+
+    @staticmethod
+    def _types(types: Types, key: str) -> Sequence[str]:
+        return types.get(key, types.get(None, ANY_TYPE))
 
     def _possible(self, calls: Calls, key: str) -> bool:
         match calls.syntax:
@@ -200,16 +219,19 @@ class Author:
 
     def _argument(self, calls: Calls, types: Sequence[str]) -> Any:
         """A value of one of these types that the syntax can spell, and spells in one way only."""
+        nested = isinstance(calls.syntax, Nested)
+        kinds = [kind for kind in types if not nested or kind not in ("null", "array", "object")]
         while True:
-            value = self._value(calls, self._random.choice(types), 2)
-            if not isinstance(calls.syntax, Tagged) or self._certain(calls.syntax, value, types):
+            value = self._value(calls, self._random.choice(kinds), 2)
+            if not isinstance(calls.syntax, Tagged | Nested) or self._certain(calls.syntax, value, types):
                 return value
 
-    def _certain(self, tags: Tagged, value: Any, types: Sequence[str]) -> bool:
-        raw, close = value if isinstance(value, str) else to_json(value), tags.close.strip()
+    def _certain(self, tags: Tagged | Nested, value: Any, types: Sequence[str]) -> bool:
+        raw = value if isinstance(value, str) else to_json(value)
+        close, typed = (tags.mark, ()) if isinstance(tags, Nested) else (tags.close.strip(), tags.typed)
         if (raw + close).index(close) < len(raw):
             return False
-        if not isinstance(value, str) or tags.typed or types == ("string",):
+        if not isinstance(value, str) or typed or types == ("string",):
             return True
         try:  # raw text that is JSON of another type is read as that
             return json_type(json.loads(raw)) not in types or isinstance(json.loads(raw), str)

@@ -11,7 +11,6 @@ from pkgutil import iter_modules
 
 from server.chat.format import THINK, Format
 from server.chat.formats.generic import FORMAT as GENERIC
-from server.chat.formats.generic import THINKING
 
 
 def _found() -> dict[str, Format]:
@@ -31,8 +30,8 @@ def recognise(source: str, sample: str) -> Format:
     models do not write one.
     """
     format = next(iter(matching(source + sample)), GENERIC)
-    if format is GENERIC:
-        return next((thinker for close, thinker in THINKING.items() if close in source), format)
+    if format is GENERIC and THINK.close in source:
+        return replace(format, thinking=THINK)
     if format.thinking == THINK and THINK.close not in source:
         return replace(format, thinking=None)
     return format

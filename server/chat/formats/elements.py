@@ -1,6 +1,6 @@
 """Families that write one element an argument: strings raw, everything else as JSON."""
 
-from server.chat.format import ANY_TYPE, ARGUMENTS, ID, NAME, THINK, Calls, Format, Frame, Tagged
+from server.chat.format import ANY_TYPE, ARGUMENTS, ID, NAME, THINK, Calls, Format, Frame, Nested, Tagged
 
 _PARAMETER = Tagged("<parameter=", ">\n", "\n</parameter>\n")
 _KEYS = Tagged("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n")
@@ -70,6 +70,21 @@ FORMATS = (
                 between="\n",
                 end="\n</minimax:tool_call>",
                 syntax=Tagged('<parameter name="', '">', "</parameter>\n"),
+            ),
+        ),
+        wants_thinking=True,
+    ),
+    Format(
+        name="minimax-m3",
+        signs=(("]<]minimax[>[",),),
+        thinking=Frame("<mm:think>", "</mm:think>"),
+        noise=("</mm:think>",),
+        calls=(
+            Calls(
+                begin="]<]minimax[>[<tool_call>\n",
+                call=(']<]minimax[>[<invoke name="', NAME, '">', ARGUMENTS, "]<]minimax[>[</invoke>\n"),
+                end="]<]minimax[>[</tool_call>",
+                syntax=Nested("]<]minimax[>["),
             ),
         ),
         wants_thinking=True,

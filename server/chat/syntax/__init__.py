@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from server.chat.format import Literals, Syntax, Tagged, Types
+from server.chat.format import Literals, Nested, Syntax, Tagged, Types
 from server.chat.reader import Reader, Steps
 from server.chat.syntax.elements import read_elements
 from server.chat.syntax.literals import read_pairs
+from server.chat.syntax.nested import read_nested
 from server.chat.syntax.objects import read_object
 
 
@@ -21,6 +22,9 @@ def read_arguments(reader: Reader, emit: Callable[[str], None], syntax: Syntax, 
         case Literals() as notation:
             yield from read_pairs(reader, emit, notation, types, notation.close or after)
             return after if notation.close else ""
+        case Nested():
+            yield from read_nested(reader, emit, syntax, types, after)
+            return ""
         case _:
             yield from read_object(reader, emit)
             return after
