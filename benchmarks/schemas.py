@@ -170,7 +170,8 @@ def reason(compiled: Any, value: Any) -> str:
         return f"label: {keyword}"
     start = Matcher(read(compiled.gbnf))
     plain = respelled(value)
-    if reads(start, value):
+    by_name = json.loads(json.dumps(value, sort_keys=True))  # another chance for the search
+    if reads(start, value) or reads(start, by_name):
         return "order"
     if plain != value or json.dumps(plain) != json.dumps(value):
         return "numbers" if start.copy().accept(spellings(plain)[0]) else "order" if reads(start, plain) else "other"
@@ -222,7 +223,8 @@ def reads(start: Any, value: Any, budget: int = 100_000) -> bool:
     def members(here: Any, value: dict[str, Any], before: str) -> Any:
         if not value:
             return step(here, "}")
-        if (here.position, *value) in known:
+        dead = (here.position, *((name, id(item)) for name, item in value.items()))
+        if dead in known:
             return None
         found = {}
         for name, item in value.items():
@@ -238,7 +240,7 @@ def reads(start: Any, value: Any, budget: int = 100_000) -> bool:
             end = members(found[name], {other: value[other] for other in value if other != name}, ",")
             if end is not None:
                 return end
-        known[here.position, *value] = None
+        known[dead] = None
         return None
 
     end = after(start.copy(), value)
