@@ -31,6 +31,10 @@ class Check(NamedTuple):
     keyword: str
 
 
+_MARK = "\0"
+"""Stands before the names of rules; literals and classes never hold it as it is."""
+
+
 class Compiled:
     """The grammar of a schema, and what is left to validation of the completed value.
 
@@ -42,12 +46,14 @@ class Compiled:
     def __init__(
         self, rules: dict[str, Rule], checks: tuple[Check, ...], satisfiable: bool, validation: Validation
     ) -> None:
-        self._rules, self.checks, self.satisfiable, self._validation = rules, checks, satisfiable, validation
-        self.gbnf = gbnf(rules)
+        self.checks, self.satisfiable, self._validation = checks, satisfiable, validation
+        # the text alone is kept: its rules are ten times as large, and objects that the cyclic collector walks
+        self._marked = gbnf(rules, _MARK)
+        self.gbnf = self._marked.replace(_MARK, "")
 
     def rules(self, prefix: str) -> str:
         """The same rules with every name prefixed, for embedding in a larger grammar; the entry is `{prefix}root`."""
-        return gbnf(self._rules, prefix)
+        return self._marked.replace(_MARK, prefix)
 
     def validate(self, value: Any) -> None:
         """Raises `InvalidInstance` where the value violates the schema; every keyword counts, not `checks` alone."""
@@ -56,7 +62,7 @@ class Compiled:
 
 _CACHE_SIZE = 256
 _CACHE_CHARACTERS = 8_000_000
-"""Characters of the grammars that are kept; their rules take about ten times that."""
+"""Characters of the grammars that are kept."""
 _cache: OrderedDict[Any, Compiled | Exception] = OrderedDict()
 _lock = Lock()
 _compiling = Lock()
