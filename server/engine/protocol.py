@@ -1,7 +1,8 @@
 """What the web process and a model's worker say to each other, over one socket pair.
 
-Every frame is four bytes of length (little endian) and a pickle of one of the tuples below. Both ends are this program
-and the socket has no name, so nothing foreign is ever unpickled.
+Every frame is four bytes of length (little endian) and one of the tuples below: pickled, or marshalled, which is
+quicker, where it is a step that settles no job, as nearly every frame is. The first byte tells them apart. Both ends
+are this program and the socket has no name, so nothing foreign is ever read.
 
 To the worker: one `Load`, then `Submit` and `Cancel`. Closing the socket tells it to exit.
 From the worker: `Ready` or `Refused`, then one `Step` for each step that has something to say, at last perhaps
@@ -10,6 +11,7 @@ From the worker: `Ready` or `Refused`, then one `Step` for each step that has so
 
 from __future__ import annotations
 
+import marshal
 import pickle
 import struct
 from typing import Any, NamedTuple
@@ -17,6 +19,8 @@ from typing import Any, NamedTuple
 from server.engine.messages import Done, Failed, Job, ModelInfo, ModelSpec
 
 _LENGTH = struct.Struct("<I")
+_STEP = b"S"
+"""Begins a marshalled step. A pickle of this protocol begins with 0x80."""
 
 
 class Load(NamedTuple):
@@ -61,8 +65,17 @@ class Step(NamedTuple):
 
 
 def encode(frame: Any) -> bytes:
-    data = pickle.dumps(frame, pickle.HIGHEST_PROTOCOL)
+    if isinstance(frame, Step) and not frame.ended:
+        data = _STEP + marshal.dumps(tuple(frame))
+    else:
+        data = pickle.dumps(frame, pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(data)) + data
+
+
+def _decode(data: bytes) -> Any:
+    if data.startswith(_STEP):
+        return Step(*marshal.loads(data[len(_STEP) :]))
+    return pickle.loads(data)
 
 
 class Decoder:
@@ -82,7 +95,7 @@ class Decoder:
             end = at + _LENGTH.size + length
             if len(buffer) < end:
                 break
-            frames.append(pickle.loads(bytes(buffer[at + _LENGTH.size : end])))
+            frames.append(_decode(bytes(buffer[at + _LENGTH.size : end])))
             at = end
         del buffer[:at]
         return frames
