@@ -6,11 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from server.chat.conversation import ChatSettings
 from server.chat.reasoning import Control, find_control
 from server.chat.template import Template, TemplateError
 from server.chat.text import Text, content, control
 
 _NONE: Mapping[str, Any] = {}
+_THINKING = ChatSettings(thinking=True)
+_REASONINGS = ("reasoning_content", "reasoning", "thinking")
+"""What templates call the reasoning of an assistant's turn."""
 _SYSTEM, _USER, _REPLY, _RESULT = "needlesystem", "needleuser", "needlereply", "needleresult"
 _TOOL, _KEY, _VALUE, _OTHER = "needletool", "needlekey", "needlevalue", "needleother"
 _TOOLS = [
@@ -57,6 +61,8 @@ class Traits:
     """What the template makes of a catalogue, a call and its result."""
     reasoning: Control = field(default_factory=Control)
     """How it can be told to think."""
+    replay: bool = False
+    """The reasoning behind a call is rendered before its result, where it is given."""
 
 
 def probe(template: Template) -> Traits:
@@ -85,6 +91,7 @@ class _Probes:
         other: Any = {_KEY: _OTHER} if given == "object" else f'{{"{_KEY}": "{_OTHER}"}}'
         result = self.result()
         asked = self.called(arguments) if given else reply
+        reasoning = find_control(lambda options: self.render([user], tools=False, options=options))
         return Traits(
             typed=self._typed,
             no_tools="null" if self._none is None else "empty",
@@ -108,8 +115,15 @@ class _Probes:
             sample=self.render([user, self.called(arguments, other), result], tools=True)
             or self.render([user, self.called(arguments), result], tools=True)
             or self.render([user], tools=True),
-            reasoning=find_control(lambda options: self.render([user], tools=False, options=options)),
+            replay=self._replays(reasoning, [user, asked, result]),
+            reasoning=reasoning,
         )
+
+    def _replays(self, reasoning: Control, messages: Sequence[dict[str, Any]]) -> bool:
+        user, asked, result = messages
+        thought = {**asked, **dict.fromkeys(_REASONINGS, content(_SYSTEM))}
+        prompt = self.render([user, thought, result], tools=True, options=reasoning.options(_THINKING))
+        return _SYSTEM in prompt and _RESULT in prompt
 
     def turn(self, role: str, text: str) -> dict[str, Any]:
         return turn(role, text, typed=self._typed)

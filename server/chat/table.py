@@ -37,7 +37,8 @@ def _row(name: str, source: str) -> str:
     native = traits.tools and not format.forced
     thinking = ""
     if format.thinking is not None:
-        thinking = f"`{format.thinking.open.strip()}`{' wanted back' if format.wants_thinking else ''}"
+        replay = " wanted back" if format.wants_thinking else " taken back" if traits.replay else ""
+        thinking = f"`{format.thinking.open.strip()}`{replay}"
     cells = [
         name,
         label,

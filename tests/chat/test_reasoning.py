@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from server.chat.conversation import ChatSettings, Conversation, Prepared
-from server.chat.formats import FORMATS
+from server.chat.formats import FORMATS, recognise
 from server.chat.prepare import Model
 from server.chat.probe import probe
 from server.chat.reasoning import EFFORTS, Control, check_continuation
@@ -150,3 +150,13 @@ def test_thinking_never_reaches_a_prompt(vocab: Vocab, templates: dict[str, str]
             prepared = model.prepare(Conversation(messages, (TOOL,), "auto"), settings)
             prompt = b"".join(model.vocab.piece(token) for token in prepared.tokens)
             assert b"Secretwords" not in prompt and b"Sidewords" in prompt
+
+
+def test_templates_take_back_the_reasoning_that_their_models_want(templates: dict[str, str]) -> None:
+    seen = {}
+    for name, source in templates.items():
+        traits = probe(Template(source))
+        seen[name] = (recognise(source, traits.sample), traits.replay)
+    assert sum(replay for _, replay in seen.values()) == 31
+    for name, (format, replay) in seen.items():
+        assert replay or not (format.wants_thinking and format.thinking), name
