@@ -1,7 +1,7 @@
-"""Sets of JSON numbers as formulas over bounds, divisors, integrality and finite lists.
+"""Sets of JSON numbers as formulas over bounds, divisors and integrality.
 
-A formula is a plain tuple: ("all",), ("none",), ("finite", values), ("range", integer, low, low_open, high, high_open,
-divisors), ("not", range with one condition), ("and", parts), ("or", parts). Values are int or Decimal: exact.
+Atoms: ("range", integer, low, low_open, high, high_open, divisors); under ("not", …) a range has one condition.
+Values are int or Decimal: exact.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ import math
 from fractions import Fraction
 from typing import Any, TypeAlias
 
-NumberSet: TypeAlias = tuple[Any, ...]
+from .formulas import ALL, NONE, Algebra, Formula, finite
 
-ALL: NumberSet = ("all",)
-NONE: NumberSet = ("none",)
+__all__ = ["ALL", "INTEGER", "NONE", "NumberSet", "finite", "is_integral", "join", "meet", "negate", "span"]
+
+NumberSet: TypeAlias = Formula
+
 INTEGER: NumberSet = ("range", True, None, False, None, False, ())
-
-
-def finite(values: tuple[Any, ...]) -> NumberSet:
-    return ("finite", tuple(dict.fromkeys(values))) if values else NONE
 
 
 def span(
@@ -42,59 +40,47 @@ def span(
     return ("range", integer, low, low_open, high, high_open, divisors)
 
 
-def accepts(s: NumberSet, value: Any) -> bool:
-    kind = s[0]
-    if kind == "all":
-        return True
-    if kind == "none":
-        return False
-    if kind == "finite":
-        return value in s[1]
-    if kind == "and":
-        return all(accepts(part, value) for part in s[1])
-    if kind == "or":
-        return any(accepts(part, value) for part in s[1])
-    if kind == "not":
-        return not accepts(s[1], value)
-    _, integer, low, low_open, high, high_open, divisors = s
-    if integer and value != int(value):
-        return False
-    if low is not None and (value <= low if low_open else value < low):
-        return False
-    if high is not None and (value >= high if high_open else value > high):
-        return False
-    return all((Fraction(value) / Fraction(d)).denominator == 1 for d in divisors)
+class _Numbers(Algebra):
+    def holds(self, atom: NumberSet, value: Any, widen: bool) -> bool:
+        _, integer, low, low_open, high, high_open, divisors = atom
+        if integer and value != int(value):
+            return False
+        if low is not None and (value <= low if low_open else value < low):
+            return False
+        if high is not None and (value >= high if high_open else value > high):
+            return False
+        return all((Fraction(value) / Fraction(d)).denominator == 1 for d in divisors)
 
+    def overlap(self, a: NumberSet, b: NumberSet) -> NumberSet | None:
+        if a[0] == "range" and b[0] == "range":
+            return _overlap(a, b)
+        return None
 
-def meet(a: NumberSet, b: NumberSet) -> NumberSet:
-    if a in (b, NONE) or b == ALL:
-        return a
-    if a == ALL or b == NONE:
-        return b
-    if a[0] == "finite":
-        return finite(tuple(v for v in a[1] if accepts(b, v)))
-    if b[0] == "finite":
-        return finite(tuple(v for v in b[1] if accepts(a, v)))
-    if a[0] == "or" and b[0] != "or":
-        return _join_all([meet(part, b) for part in a[1]])
-    if b[0] == "or":
-        return _join_all([meet(a, part) for part in b[1]])
-    parts: list[NumberSet] = list(a[1] if a[0] == "and" else (a,))
-    for part in b[1] if b[0] == "and" else (b,):
-        if part in parts:
-            continue
-        for i, known in enumerate(parts):
-            if part[0] == "range" and known[0] == "range":
-                parts[i] = _overlap(known, part)
-                if parts[i] == NONE:
-                    return NONE
-                break
-        else:
-            parts.append(part)
-    for part in parts:
-        if part[0] == "not" and any(_within(other, part[1]) for other in parts if other[0] == "range"):
-            return NONE
-    return parts[0] if len(parts) == 1 else ("and", tuple(parts))
+    def meet(self, a: NumberSet, b: NumberSet) -> NumberSet:
+        if a[0] == "or" and b[0] not in ("or", "all", "none", "finite"):
+            a, b = b, a
+        if b[0] == "or" and a[0] not in ("all", "none", "finite") and a != b:
+            return self.union(self.meet(a, part) for part in b[1])
+        out = super().meet(a, b)
+        parts = out[1] if out[0] == "and" else ()
+        for part in parts:
+            if part[0] == "not" and any(_within(other, part[1]) for other in parts if other[0] == "range"):
+                return NONE
+        return out
+
+    def complement(self, atom: NumberSet) -> NumberSet:
+        if atom[0] == "finite":
+            out = ALL
+            for value in atom[1]:
+                out = self.meet(out, self.join(span(high=value, high_open=True), span(low=value, low_open=True)))
+            return out
+        _, integer, low, low_open, high, high_open, divisors = atom
+        out = ("not", INTEGER) if integer else NONE
+        if low is not None:
+            out = self.join(out, span(high=low, high_open=not low_open))
+        if high is not None:
+            out = self.join(out, span(low=high, low_open=not high_open))
+        return self.union([out, *(("not", span(divisors=(divisor,))) for divisor in divisors)])
 
 
 def _overlap(a: NumberSet, b: NumberSet) -> NumberSet:
@@ -113,60 +99,8 @@ def _within(a: NumberSet, condition: NumberSet) -> bool:
     )
 
 
-def _join_all(parts: list[NumberSet]) -> NumberSet:
-    out = NONE
-    for part in parts:
-        out = join(out, part)
-    return out
-
-
-def join(a: NumberSet, b: NumberSet) -> NumberSet:
-    if a in (b, ALL) or b == NONE:
-        return a
-    if a == NONE or b == ALL:
-        return b
-    if a[0] == "finite" and b[0] == "finite":
-        return finite(a[1] + b[1])
-    parts: list[NumberSet] = list(a[1] if a[0] == "or" else (a,))
-    for part in b[1] if b[0] == "or" else (b,):
-        if part in parts:
-            continue
-        if (part[0] == "not" and part[1] in parts) or ("not", part) in parts:
-            return ALL
-        parts.append(part)
-    return ("or", tuple(parts))
-
-
-def negate(a: NumberSet) -> NumberSet:
-    kind = a[0]
-    if kind == "all":
-        return NONE
-    if kind == "none":
-        return ALL
-    if kind == "not":
-        inner: NumberSet = a[1]
-        return inner
-    if kind == "finite":
-        out = ALL
-        for value in a[1]:
-            out = meet(out, join(span(high=value, high_open=True), span(low=value, low_open=True)))
-        return out
-    if kind == "or":
-        out = ALL
-        for part in a[1]:
-            out = meet(out, negate(part))
-        return out
-    if kind == "and":
-        return _join_all([negate(part) for part in a[1]])
-    _, integer, low, low_open, high, high_open, divisors = a
-    out = ("not", INTEGER) if integer else NONE
-    if low is not None:
-        out = join(out, span(high=low, high_open=not low_open))
-    if high is not None:
-        out = join(out, span(low=high, low_open=not high_open))
-    for divisor in divisors:
-        out = join(out, ("not", span(divisors=(divisor,))))
-    return out
+_NUMBERS = _Numbers()
+meet, join, negate = _NUMBERS.meet, _NUMBERS.join, _NUMBERS.negate
 
 
 def is_integral(s: NumberSet) -> bool:
