@@ -74,7 +74,7 @@ class Guard:
         """Tokens that must come next (at most `most`, up to a banned one), which are then accepted: no need to sample.
 
         The text that has only one continuation, tokenized as the model would write it. Its last token is left to the
-        model where other text may follow: it may be the beginning of a longer one ("mind the boundary").
+        model where that may write a longer one, which goes on into what is not forced.
         """
         if most < 1 or self.complete or np.count_nonzero(self.among(self._usual)) > 1:
             return []
@@ -91,14 +91,20 @@ class Guard:
             else:
                 text += self._vocab.pieces[only]
         rest = self._vocab.continuation(text)
-        tokens += rest[:-1] if len(allowed) else rest
+        tokens += rest
+        boundary = len(tokens) - 1 if rest and len(allowed) else -1
         found: list[int] = []
-        for token in tokens[:most]:
-            if token in banned or not self.allows(token):
+        for place, token in enumerate(tokens[:most]):
+            if token in banned or not self.allows(token) or (place == boundary and self._may_be_longer(token)):
                 break
             self.accept(token)
             found.append(token)
         return found
+
+    def _may_be_longer(self, token: int) -> bool:
+        """Whether a token that begins like this one and goes on is allowed too."""
+        longer = self._vocab.longer(token)
+        return bool(longer) and bool(self.among(longer).any())
 
     def watch(self, piece: bytes) -> int:
         """Look for a marker while the grammar is not active yet; how many bytes of the piece to keep.

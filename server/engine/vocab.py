@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
@@ -105,6 +106,13 @@ class Vocab:
             return tokens
         return array("i", self.spell(data))
 
+    def longer(self, token: int) -> list[int]:
+        """The plain-text tokens that begin with this one's piece and go on."""
+        piece, ordered = self.pieces[token], self._ordered
+        first = bisect_right(ordered, (piece, self.size))
+        end = bisect_left(ordered, (piece + b"\xff" * self._longest, 0))
+        return [other for _, other in ordered[first:end]]
+
     def spell(self, data: bytes) -> list[int]:
         """Plain-text tokens whose pieces concatenate to `data`: the longest first, never control tokens."""
         found = []
@@ -119,6 +127,10 @@ class Vocab:
         special = _CONTROL | _UNKNOWN
         table = {p: t for t, p in enumerate(self.pieces) if p and not self._attributes[t] & special}
         return {piece: token for piece, token in table.items() if token not in self.eog}
+
+    @cached_property
+    def _ordered(self) -> list[tuple[bytes, int]]:
+        return sorted(self._plain.items())
 
     @cached_property
     def _longest(self) -> int:

@@ -127,3 +127,12 @@ def test_a_vocabulary_alone_needs_no_weights(smollm2: Path) -> None:
     assert alone.tokenize(PLAIN, parse_special=True) == loaded.tokenize(PLAIN, parse_special=True)
     alone.close()
     loaded.close()
+
+
+def test_longer_tokens(vocab: Vocab) -> None:
+    [quote] = vocab.continuation(b'":')
+    longer = vocab.longer(quote)
+    pieces = {vocab.piece(token) for token in longer}
+    assert b'":"' in pieces and b'":' not in pieces and all(piece.startswith(b'":') for piece in pieces)
+    everything = [token for token in range(vocab.size) if vocab.piece(token).startswith(b'":') and token != quote]
+    assert sorted(longer) == sorted(token for token in everything if not vocab.is_control(token))
