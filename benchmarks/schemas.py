@@ -187,20 +187,18 @@ def respelled(value: Any) -> Any:
     return {name: respelled(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
-def reads(start: Any, value: Any, budget: int = 100_000) -> bool:
-    """Whether a matcher accepts a value with the properties of its objects in some order.
+def reads(start: Any, value: Any, seconds: float = 5.0) -> bool:
+    """Whether a matcher accepts a value with the properties of its objects in some order; gives up after a time.
 
     Of the properties that may come next, the one behind which most of the others may come is tried first: where a
     grammar has an order, that is the earliest.
     """
-    left = budget
+    end_of_search = time.process_time() + seconds
     known: dict[tuple[Any, ...], Any] = {}
 
     def step(here: Any, text: str) -> Any:
-        nonlocal left
-        left -= 1
         there = here.copy()
-        return there if left > 0 and there.accept(text) else None
+        return there if time.process_time() < end_of_search and there.accept(text) else None
 
     def after(here: Any, value: Any) -> Any:
         key = (here.position, id(value))
@@ -567,7 +565,7 @@ ORDER = "a valid value comes with its properties in another order than the gramm
 CAUSES = {
     "order": ORDER,
     "numbers": "a whole number is written with a fraction or an exponent (`1.0` for `1`)",
-    "other": "another reason",
+    "other": "another reason, or an order that was not found in time",
 }
 
 

@@ -88,7 +88,7 @@ class OtherNames:
             limits.check()
             here, suffixes = todo.pop()
             below: dict[str, list[str]] = {}
-            for suffix in suffixes:
+            for suffix in sorted(suffixes):
                 piece = suffix[:1] if suffix[:1] != "\\" else suffix[: 6 if suffix[1] == "u" else 2]
                 below.setdefault(piece, []).append(suffix[len(piece) :])
             rule: list[Sequence] = []

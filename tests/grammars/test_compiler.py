@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -120,6 +123,23 @@ def test_results_are_cached_by_content() -> None:
     assert compile_schema(schema, style="spaced") is not first
     schema["properties"] = {}
     assert compile_schema(schema) is not first
+
+
+def test_grammars_do_not_depend_on_the_seed_of_hashes() -> None:
+    program = (
+        "from grammars import compile_schema; n = ['name', 'names', 'nation', 'other', 'order'];"
+        "print(compile_schema({'properties': {k: {'enum': n} for k in n}, 'required': n[:2]}).gbnf)"
+    )
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
+            check=True,
+        ).stdout
+        for seed in "123"
+    }
+    assert len(texts) == 1
 
 
 def test_compiled_schemas_travel_between_processes() -> None:
