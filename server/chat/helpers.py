@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any, TypeVar
 
 from server.chat.conversation import Capabilities, ChatSettings, Conversation, Grammar, Prepared
+from server.engine.memory import huge_pages
 from server.wire.records import Tool, WireError
 
 T = TypeVar("T")
@@ -138,7 +139,7 @@ class _Helper:
                 [sys.executable, "-c", code],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                env={**os.environ, "PYTHONPATH": path},
+                env={**huge_pages(os.environ), "PYTHONPATH": path},
                 start_new_session=True,  # the terminal's Ctrl-C is for the server, which closes the pool
             )
         theirs.close()

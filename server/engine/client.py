@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import cast
 
 import server
+from server.engine.memory import huge_pages
 from server.engine.messages import Done, EngineError, EngineStats, Event, Failed, Job, ModelInfo, ModelSpec, Text
 from server.engine.protocol import Cancel, Crashed, Decoder, Load, Ready, Refused, Step, Submit, encode
 
@@ -345,17 +346,13 @@ def _popen(fd: int) -> subprocess.Popen[bytes]:
     resource tracker alive, and take environment variables only through the parent's own. The worker gets a session
     of its own, so that Ctrl-C in a terminal reaches the server alone; its standard streams lead nowhere, since
     what llama.cpp prints when it crashes may quote the output.
-
-    glibc is asked for huge pages where the kernel gives them on request (`madvise`, most distributions' setting): a
-    step reads all the weights, and with 4 KiB pages the TLB misses took a quarter of the decode speed on a CPU.
     """
     root = str(Path(server.__file__).parent.parent)
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    tunables = ":".join(filter(None, ["glibc.malloc.hugetlb=1", os.environ.get("GLIBC_TUNABLES")]))
     return subprocess.Popen(
         [sys.executable, "-m", "server.engine.worker", str(fd)],
         pass_fds=[fd],
-        env={**os.environ, "PYTHONPATH": path, "GGML_NO_BACKTRACE": "1", "GLIBC_TUNABLES": tunables},
+        env={**huge_pages(os.environ), "PYTHONPATH": path, "GGML_NO_BACKTRACE": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
