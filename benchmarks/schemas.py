@@ -218,6 +218,12 @@ def reads(start: Any, value: Any, seconds: float = 5.0) -> bool:
                 return None
         return step(here, "]")
 
+    def follows(here: Any, name: str) -> bool:
+        key = (here.position, name, "follows")
+        if key not in known:
+            known[key] = step(here, f",{spellings(name)[0]}:") is not None
+        return bool(known[key])
+
     def members(here: Any, value: dict[str, Any], before: str) -> Any:
         if not value:
             return step(here, "}")
@@ -232,7 +238,7 @@ def reads(start: Any, value: Any, seconds: float = 5.0) -> bool:
                 found[name] = behind
 
         def later(name: str) -> int:
-            return sum(found[name].allowed("," + spellings(other)[0] + ":") for other in found if other != name)
+            return sum(follows(found[name], other) for other in found if other != name)
 
         for name in sorted(found, key=later, reverse=True):
             end = members(found[name], {other: value[other] for other in value if other != name}, ",")
