@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import platform
 import re
+import shutil
+import statistics
+import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -45,12 +50,27 @@ class Outcome:
     cached_tokens: int = 0
     output_tokens: int = 0
     output_bytes: int = 0
+    """UTF-8 bytes of what the events carried, counted alike for every kind of server."""
     finish: str = ""
     error: str = ""
 
     @property
     def ttft(self) -> float:
         return self.events[0] - self.began
+
+    @property
+    def seconds(self) -> float:
+        """From the request's departure to the end of its answer."""
+        return self.ended - self.began
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between an event and the next."""
+        return [later - former for former, later in zip(self.events, self.events[1:], strict=False)]
+
+    @property
+    def good(self) -> bool:
+        return bool(self.events) and not self.error
 
 
 class Server(ABC):
@@ -80,7 +100,12 @@ class Server(ABC):
     def body(self, request: Request) -> dict[str, Any]: ...
 
     @abstractmethod
-    def read(self, event: dict[str, Any], outcome: Outcome) -> None: ...
+    def read(self, event: dict[str, Any], outcome: Outcome) -> None:
+        """Takes usage or the error from the final event."""
+
+    @abstractmethod
+    def text(self, event: dict[str, Any]) -> str:
+        """The output that an event carries."""
 
 
 class Nap(Server):
@@ -132,9 +157,9 @@ class Nap(Server):
         outcome.prompt_tokens = usage.get("inputTokens", 0)
         outcome.cached_tokens = usage.get("cacheReadTokens", 0)
         outcome.output_tokens = usage.get("outputTokens", 0)
-        for part in result["content"]:
-            text = part["text"] if "text" in part else json.dumps(part["arguments"], separators=(",", ":"))
-            outcome.output_bytes += len(text.encode())
+
+    def text(self, event: dict[str, Any]) -> str:
+        return str(event["text"])
 
 
 class OpenAI(Server):
@@ -170,6 +195,11 @@ class OpenAI(Server):
         outcome.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
         outcome.output_tokens = usage["completion_tokens"]
 
+    def text(self, event: dict[str, Any]) -> str:
+        delta = event["choices"][0]["delta"]
+        calls = (call["function"].get("arguments") or "" for call in delta.get("tool_calls") or ())
+        return (delta.get("content") or "") + "".join(calls)
+
 
 KINDS: dict[str, type[Server]] = {"nap": Nap, "openai": OpenAI}
 
@@ -195,6 +225,7 @@ class Stream(asyncio.Protocol):
         self._lines = b""
         self._chunked: _Chunks | None = None
         self._in_body = False
+        self._output: list[bytes] = []
         self._final = b""
         self._transport: asyncio.Transport | None = None
 
@@ -224,14 +255,16 @@ class Stream(asyncio.Protocol):
         for line in lines:
             if self._asked.output.search(line):
                 self.outcome.events.append(now)
+                self._output.append(line)
                 self.first.set()
             if self._asked.final in line:
                 self._final = line
 
     def connection_lost(self, error: Exception | None) -> None:
         self.outcome.ended = time.perf_counter()
+        self.outcome.output_bytes = sum(len(self._asked.text(_event(line)).encode()) for line in self._output)
         if self._final and not self.outcome.error:
-            self._asked.read(json.loads(self._final.removeprefix(b"data:")), self.outcome)
+            self._asked.read(_event(self._final), self.outcome)
         elif not self.outcome.error:
             self.outcome.error = "the stream ended without a result"
         self.first.set()
@@ -241,6 +274,11 @@ class Stream(asyncio.Protocol):
         """Gives the request up, as a caller who has gone."""
         if self._transport is not None:
             self._transport.abort()
+
+
+def _event(line: bytes) -> dict[str, Any]:
+    event: dict[str, Any] = json.loads(line.removeprefix(b"data:"))
+    return event
 
 
 class _Chunks:
@@ -286,8 +324,23 @@ async def ask(asked: Server, request: Request) -> Outcome:
 
 async def post(asked: Server, body: Mapping[str, Any]) -> dict[str, Any]:
     """A call with a plain JSON answer."""
+    return await _call(asked, _payload(asked, body, "application/json"))
+
+
+async def owner_state(asked: Server, owner_token: str) -> dict[str, Any]:
+    """What the owner's API says the server holds and does now."""
+    lines = [
+        "GET /owner/state HTTP/1.1",
+        f"Host: {urlsplit(asked.url).netloc}",
+        f"Authorization: Bearer {owner_token}",
+        "Connection: close",
+    ]
+    return await _call(asked, "\r\n".join([*lines, "", ""]).encode())
+
+
+async def _call(asked: Server, payload: bytes) -> dict[str, Any]:
     reader, writer = await asyncio.open_connection(*asked.address)
-    writer.write(_payload(asked, body, "application/json"))
+    writer.write(payload)
     head, _, content = (await reader.read()).partition(b"\r\n\r\n")
     writer.close()
     if b"chunked" in head.lower():
@@ -327,11 +380,13 @@ class Workload:
         self._system = document["long_system"] if self._facts.get("system") == "long" else None
         self.max_tokens: int = self._facts["max_tokens"]
         self.answer: str = self._facts["answer"]
+        self.fresh: str | None = self._facts.get("fresh")
+        """Whose prompts begin alike with a number of their own: each `request`'s, or those of a `round`."""
 
     def request(self, round: int, index: int, temperature: float = 0.0) -> Request:
         """The request that stands at `index` of the round. Rounds differ only where prompts are fresh."""
         prompts = self._facts["prompts"]
-        number = {"request": f"Case {round}-{index}. ", "round": f"Case {round}. "}.get(self._facts.get("fresh"), "")
+        number = {"request": f"Case {round}-{index}. ", "round": f"Case {round}. "}.get(self.fresh or "", "")
         return Request(
             user=prompts[index % len(prompts)],
             system=number + self._system if self._system else None,
@@ -351,3 +406,30 @@ def percentile(values: list[float], percent: float) -> float:
     low = int(place)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
+    """Median, minimum and maximum; nothing where there is no value."""
+    if not values:
+        return {}
+    found = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+    return {name: round(value, digits) for name, value in found.items()}
+
+
+def machine() -> dict[str, Any]:
+    """Where a measurement was taken, so that its figures can be read later."""
+    names = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    gpus: list[str] = []
+    if shutil.which("nvidia-smi"):
+        query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        asked = subprocess.run(query, capture_output=True, text=True, check=False)
+        gpus = asked.stdout.split("\n")[:-1] if asked.returncode == 0 else []
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"cpu": names[0] if names else platform.processor() or platform.machine(), "cpus": cpus, "gpus": gpus}
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []

@@ -2,11 +2,14 @@
 
     python benchmarks/throughput.py --target ours=nap:http://127.0.0.1:8033 --token "$TOKEN"
     python benchmarks/throughput.py --target ours=nap:… --target theirs=openai:… --concurrency 1 4 8 --rounds 5
+    python benchmarks/throughput.py --target ours=nap:… --rate 0.5 1 2 --ttft-target 500 --gap-target 100
 
-With two targets the ratio first/second is taken round by round, and every other round begins with the second: a
-machine that warms up or slows down does so for both. `--start NAME=COMMAND` starts a target's server for its part of
-each round and ends it afterwards. So one server exists at a time (of two equal ones kept in memory in turn, the one
-started first was 5 to 15 % slower), and each round meets another placement in memory. Tokens are counted from `usage`.
+Closed loop: so many callers, each asking again as soon as it is answered. Open loop (`--rate`): requests arrive as a
+Poisson process whether or not the former are answered. With two targets the ratios first/second are taken round by
+round, and every other round begins with the second: a machine that warms up or slows down does so for both. `--start
+NAME=COMMAND` starts a target's server for its part of each round and ends it afterwards. So one server exists at a time
+(of two equal ones kept in memory in turn, the one started first was 5 to 15 % slower), and each round meets another
+placement in memory. Tokens are counted from `usage`.
 """
 
 from __future__ import annotations
@@ -14,20 +17,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
+import random
 import shlex
 import signal
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import report
 import uvloop
-from drive import Outcome, Server, Workload, ask, percentile, server
+from drive import Outcome, Server, Workload, ask, machine, percentile, server, spread
 from rich.console import Console
 from rich.table import Table
 
@@ -35,18 +41,64 @@ PERCENTILES = (50, 95, 99)
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """Closed loop: as many callers as the concurrency says, each asking again as soon as it is answered."""
+class Load:
+    """How requests come: `concurrency` callers in a closed loop, or Poisson arrivals at `rate` a second."""
 
+    concurrency: int = 0
+    rate: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.rate:g}" if self.rate else str(self.concurrency)
+
+    def requests(self, workload: Workload) -> int:
+        """Of one round, where nothing else is asked for. A fresh prefix that a round shares is fresh only once, so
+        there its requests arrive together."""
+        if self.rate:
+            return 32
+        return self.concurrency if workload.fresh == "round" else max(4, 2 * self.concurrency)
+
+    def warming(self) -> int:
+        return self.concurrency or 1
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
     outcomes: list[Outcome]
     seconds: float
+
+    @property
+    def good(self) -> list[Outcome]:
+        return [each for each in self.outcomes if each.good]
 
     @property
     def tokens_per_second(self) -> float:
         return sum(each.output_tokens for each in self.outcomes) / self.seconds
 
 
-async def run_round(asked: Server, workload: Workload, number: int, concurrency: int, requests: int) -> Round:
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The latency a request must keep to count as good, in milliseconds; infinite where none is asked for.
+
+    `ttft`: until its first output. `gap`: the 95th percentile of its own inter-token latencies.
+    """
+
+    ttft: float
+    gap: float
+
+    def met(self, outcome: Outcome) -> bool:
+        gap = percentile(outcome.gaps, 95) if outcome.gaps else 0.0
+        return outcome.good and outcome.ttft * 1000 <= self.ttft and gap * 1000 <= self.gap
+
+
+async def run_round(asked: Server, workload: Workload, number: int, load: Load, requests: int) -> Round:
+    began = time.perf_counter()
+    ways = open_loop if load.rate else closed_loop
+    outcomes = await ways(asked, workload, number, load, requests)
+    return Round(outcomes, time.perf_counter() - began)
+
+
+async def closed_loop(asked: Server, workload: Workload, number: int, load: Load, requests: int) -> list[Outcome]:
     pending = iter(range(requests))
     outcomes: list[Outcome] = []
 
@@ -54,9 +106,30 @@ async def run_round(asked: Server, workload: Workload, number: int, concurrency:
         for index in pending:
             outcomes.append(await ask(asked, workload.request(number, index)))
 
+    await asyncio.gather(*(caller() for _ in range(load.concurrency)))
+    return outcomes
+
+
+async def open_loop(asked: Server, workload: Workload, number: int, load: Load, requests: int) -> list[Outcome]:
     began = time.perf_counter()
-    await asyncio.gather(*(caller() for _ in range(concurrency)))
-    return Round(outcomes, time.perf_counter() - began)
+
+    async def caller(index: int, due: float) -> Outcome:
+        await asyncio.sleep(began + due - time.perf_counter())
+        return await ask(asked, workload.request(number, index))
+
+    return await asyncio.gather(
+        *(caller(index, due) for index, due in enumerate(arrivals(number, load.rate, requests)))
+    )
+
+
+def arrivals(number: int, rate: float, requests: int) -> list[float]:
+    """Seconds from a round's beginning to each request of a Poisson process: the same for every target."""
+    draw = random.Random(f"round {number}")
+    due, found = 0.0, []
+    for _ in range(requests):
+        due += draw.expovariate(rate)
+        found.append(due)
+    return found
 
 
 @asynccontextmanager
@@ -94,123 +167,158 @@ async def _ready(asked: Server, process: asyncio.subprocess.Process, log: Path) 
     raise RuntimeError(f"{asked.url} did not become ready; see {log}")
 
 
+def milliseconds(values: list[float]) -> dict[str, float]:
+    """Percentiles of seconds, in milliseconds; nothing where there is no value."""
+    return {f"p{percent}": round(percentile(values, percent) * 1000, 2) for percent in PERCENTILES} if values else {}
+
+
 def _values(outcomes: list[Outcome], workload: Workload) -> dict[str, Any]:
     """Figures over all requests of a target. Times in milliseconds."""
-    good = [each for each in outcomes if each.events and not each.error]
-    gaps = [later - former for each in good for former, later in zip(each.events, each.events[1:], strict=False)]
+    good = [each for each in outcomes if each.good]
     per_token = [
         (each.events[-1] - each.events[0]) / (each.output_tokens - 1) for each in good if each.output_tokens > 1
     ]
-
-    def milliseconds(values: list[float]) -> dict[str, float]:
-        return {f"p{percent}": round(percentile(values, percent) * 1000, 2) for percent in PERCENTILES}
-
+    per_byte = [each.seconds / each.output_bytes for each in good if each.output_bytes]
     return {
         "requests": len(outcomes),
         "errors": sorted({each.error for each in outcomes if each.error}),
-        "prompt_tokens": _spread([each.prompt_tokens for each in good]),
-        "cached_tokens": _spread([each.cached_tokens for each in good]),
-        "output_tokens": _spread([each.output_tokens for each in good]),
+        "prompt_tokens": spread([each.prompt_tokens for each in good]),
+        "cached_tokens": spread([each.cached_tokens for each in good]),
+        "output_tokens": spread([each.output_tokens for each in good]),
+        "output_bytes": spread([each.output_bytes for each in good]),
         # Ratios of unequal work mean little: how many requests ended before their limit.
         "short": sum(each.output_tokens < workload.max_tokens for each in good),
         "ttft_ms": milliseconds([each.ttft for each in good]),
-        "inter_token_ms": milliseconds(gaps),
+        "inter_token_ms": milliseconds([gap for each in good for gap in each.gaps]),
         "per_token_ms": milliseconds(per_token),
-        "request_ms": milliseconds([each.ended - each.began for each in good]),
+        "per_byte_ms": milliseconds(per_byte),
+        "request_ms": milliseconds([each.seconds for each in good]),
     }
 
 
-def _spread(values: list[float] | list[int]) -> dict[str, float]:
-    if not values:
-        return {}
-    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+def _goodput(rounds: list[Round], target: Target) -> dict[str, float]:
+    """Of all requests the share that kept the target, and what these alone brought a second."""
+    outcomes = [each for done in rounds for each in done.outcomes]
+    met = [each for each in outcomes if target.met(each)]
+    seconds = sum(each.seconds for each in rounds)
+    return {
+        "share": round(len(met) / len(outcomes), 4),
+        "requests_per_second": round(len(met) / seconds, 3),
+        "tokens_per_second": round(sum(each.output_tokens for each in met) / seconds, 2),
+    }
 
 
-def _rounded(values: list[float]) -> dict[str, float]:
-    return {name: round(value, 3) for name, value in _spread(values).items()}
+RATIOS: dict[str, Callable[[Round], float]] = {
+    "tokens_per_second": lambda done: done.tokens_per_second,
+    "ttft": lambda done: _median(each.ttft for each in done.good),
+    "request": lambda done: _median(each.seconds for each in done.good),
+    "per_byte": lambda done: _median(each.seconds / each.output_bytes for each in done.good if each.output_bytes),
+}
+"""What is compared between two targets: for each round one figure, the median of its requests' times."""
+
+
+def _median(values: Iterable[float]) -> float:
+    found = list(values)
+    return statistics.median(found) if found else math.nan
+
+
+def _ratios(first: list[Round], second: list[Round]) -> dict[str, dict[str, float]]:
+    found = {}
+    for name, figure in RATIOS.items():
+        ratios = [figure(a) / figure(b) if figure(b) else math.nan for a, b in zip(first, second, strict=True)]
+        found[name] = spread([each for each in ratios if not math.isnan(each)])
+    return found
 
 
 async def measure(options: argparse.Namespace, targets: Mapping[str, Server]) -> dict[str, Any]:
     workload = Workload(options.workload)
     commands = dict(each.split("=", 1) for each in options.start)
-    rounds: dict[int, dict[str, list[Round]]] = {each: {name: [] for name in targets} for each in options.concurrency}
+    loads = [Load(rate=each) for each in options.rate] or [Load(each) for each in options.concurrency]
+    kind = "rate" if options.rate else "concurrency"
+    rounds: dict[Load, dict[str, list[Round]]] = {each: {name: [] for name in targets} for each in loads}
     for number in range(1, options.rounds + 1):
         for name in list(targets)[:: 1 if number % 2 else -1]:
             asked = targets[name]
             async with started(asked, commands.get(name), options.log):
-                for concurrency, done in rounds.items():
+                for place, (load, done) in enumerate(rounds.items()):
+                    # Each load of a round meets prompts of its own where they are to be fresh.
+                    fresh = number * len(loads) + place
                     # One pass beside the measurement: caches and clocks are warm, on both sides alike.
-                    await run_round(asked, workload, 0, concurrency, concurrency)
-                    requests = options.requests or max(4, 2 * concurrency)
-                    done[name].append(await run_round(asked, workload, number, concurrency, requests))
+                    await closed_loop(asked, workload, place, Load(load.warming()), load.warming())
+                    requests = options.requests or load.requests(workload)
+                    done[name].append(await run_round(asked, workload, fresh, load, requests))
                     print(
-                        f"concurrency {concurrency} round {number} {name}:"
-                        f" {done[name][-1].tokens_per_second:.1f} tokens/s",
+                        f"{kind} {load.name} round {number} {name}: {done[name][-1].tokens_per_second:.1f} tokens/s",
                         file=sys.stderr,
                     )
+    target = Target(options.ttft_target or math.inf, options.gap_target or math.inf)
     return {
         "workload": options.workload,
         "rounds": options.rounds,
-        "concurrency": {str(each): _entry(done, workload) for each, done in rounds.items()},
+        "machine": machine(),
+        "ttft_target_ms": options.ttft_target,
+        "gap_target_ms": options.gap_target,
+        kind: {load.name: _entry(done, workload, target) for load, done in rounds.items()},
     }
 
 
-def _entry(rounds: Mapping[str, list[Round]], workload: Workload) -> dict[str, Any]:
+def _entry(rounds: Mapping[str, list[Round]], workload: Workload, target: Target) -> dict[str, Any]:
     entry: dict[str, Any] = {"targets": {}}
     for name, done in rounds.items():
         speeds = [each.tokens_per_second for each in done]
         outcomes = [outcome for each in done for outcome in each.outcomes]
         entry["targets"][name] = {
-            "tokens_per_second": _rounded(speeds),
+            "tokens_per_second": spread(speeds),
             "tokens_per_second_rounds": [round(each, 2) for each in speeds],
             **_values(outcomes, workload),
+            "goodput": _goodput(done, target),
         }
     if len(rounds) == 2:
-        first, second = rounds.values()
-        entry["ratio"] = _rounded(
-            [a.tokens_per_second / b.tokens_per_second for a, b in zip(first, second, strict=True)]
-        )
+        entry["ratios"] = _ratios(*rounds.values())
     return entry
 
 
-def show(report: Mapping[str, Any]) -> None:
-    table = Table(title=f"{report['workload']}, {report['rounds']} rounds: median (min to max), percentiles in ms")
-    for heading in ("concurrency", "target", "tokens/s", "TTFT p50/95/99", "inter-token p50/95/99", "output", "short"):
+def show(found: Mapping[str, Any]) -> None:
+    kind, entries = report.loads(found)
+    table = Table(title=f"{found['workload']}, {found['rounds']} rounds: median (min to max), percentiles in ms")
+    percentiles = ("TTFT p50/95/99", "inter-token p50/95/99", "request p50/95/99")
+    for heading in (kind, "target", "tokens/s", *percentiles, "µs/byte", "cached", "output", "short", "good"):
         table.add_column(heading, justify="right")
-    for concurrency, entry in report["concurrency"].items():
+    for load, entry in entries.items():
         for name, figures in entry["targets"].items():
-            speed, output = figures["tokens_per_second"], figures["output_tokens"]
             table.add_row(
-                concurrency,
+                load,
                 name,
-                f"{speed['median']:.1f} ({speed['min']:.1f} to {speed['max']:.1f})",
+                report.ranged(figures["tokens_per_second"], 1),
                 " / ".join(f"{value:.0f}" for value in figures["ttft_ms"].values()),
                 " / ".join(f"{value:.1f}" for value in figures["inter_token_ms"].values()),
-                f"{output.get('median', 0):.0f} tokens",
+                " / ".join(f"{value:.0f}" for value in figures["request_ms"].values()),
+                f"{figures['per_byte_ms'].get('p50', 0) * 1000:.0f}",
+                f"{figures['cached_tokens'].get('median', 0):.0f}",
+                f"{figures['output_tokens'].get('median', 0):.0f}",
                 f"{figures['short']} of {figures['requests']}",
+                f"{figures['goodput']['share']:.0%}",
             )
-        if ratio := entry.get("ratio"):
-            words = f"{ratio['median']:.3f} ({ratio['min']:.3f} to {ratio['max']:.3f})"
-            table.add_row(concurrency, "ratio", words)
+        for name, ratio in entry.get("ratios", {}).items():
+            table.add_row(load, f"ratio of {name}", report.ranged(ratio, 3))
     console = Console()
     # Piped, there is no terminal whose width would matter.
-    console.width = console.width if console.is_terminal else 140
+    console.width = console.width if console.is_terminal else 180
     console.print(table)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_targets(parser: argparse.ArgumentParser) -> None:
+    """The options that every paired measurement has."""
     parser.add_argument("--target", action="append", required=True, metavar="NAME=KIND:URL", help="nap or openai")
     parser.add_argument("--start", action="append", default=[], metavar="NAME=COMMAND", help="starts a target's server")
     parser.add_argument("--token", default=os.environ.get("NAP_LLM_TOKEN", ""), help="default: $NAP_LLM_TOKEN")
     parser.add_argument("--model", help="model identifier to ask for")
-    parser.add_argument("--workload", default="chat", help="a name of workloads.json (default: %(default)s)")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 8])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--requests", type=int, help="per round (default: twice the concurrency, at least 4)")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     parser.add_argument("--log", type=Path, default=Path(os.devnull), help="what started servers print")
-    options = parser.parse_args()
+
+
+def parse_targets(parser: argparse.ArgumentParser, options: argparse.Namespace) -> dict[str, Server]:
     try:
         targets = {}
         for each in options.target:
@@ -220,17 +328,46 @@ def main() -> int:
         parser.error(str(error))
     if len(targets) > 2:
         parser.error("one target, or two to compare")
+    return targets
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_targets(parser)
+    parser.add_argument("--workload", default="chat", help="a name of workloads.json (default: %(default)s)")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 8], help="callers of the closed loop")
+    parser.add_argument("--rate", type=float, nargs="+", default=[], help="open loop instead: requests a second")
+    parser.add_argument(
+        "--requests",
+        type=int,
+        help="per round (default: twice the concurrency, at least 4; the concurrency where a round shares a fresh"
+        " prefix; 32 in the open loop)",
+    )
+    parser.add_argument("--ttft-target", type=float, metavar="MS", help="goodput: until the first output")
+    parser.add_argument(
+        "--gap-target", type=float, metavar="MS", help="goodput: p95 of a request's inter-token latencies"
+    )
+    parser.add_argument("--plot", type=Path, help="draw the figures (PNG or SVG; needs matplotlib)")
+    parser.add_argument("--readme", type=Path, help="write the table between this file's throughput markers")
+    options = parser.parse_args()
+    if any(each <= 0 for each in (*options.rate, *options.concurrency)):
+        parser.error("rates and concurrencies are above 0")
+    targets = parse_targets(parser, options)
     try:
-        report = uvloop.run(measure(options, targets))
-    except (OSError, RuntimeError) as error:
+        found = uvloop.run(measure(options, targets))
+    except (OSError, RuntimeError, ValueError) as error:
         print(f"throughput: {error}", file=sys.stderr)
         return 1
-    show(report)
+    show(found)
     if options.out:
-        options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if options.plot:
+        report.plot(found, options.plot)
+    if options.readme:
+        report.insert(options.readme, "throughput", report.table([found]))
     errors = {
         error
-        for entry in report["concurrency"].values()
+        for entry in report.loads(found)[1].values()
         for figures in entry["targets"].values()
         for error in figures["errors"]
     }

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from drive import Nap, Workload, _Chunks, ask, percentile, server
-from throughput import measure
+import report
+from drive import Nap, OpenAI, Outcome, Server, Workload, _Chunks, ask, percentile, server
+from throughput import Load, Target, arrivals, measure, open_loop
 
 
 def chunked(data: bytes, size: int) -> bytes:
@@ -124,16 +126,24 @@ async def test_a_failed_generation_is_an_error_of_its_request() -> None:
     assert outcome.events == []
 
 
-async def test_two_targets_alternate_with_the_same_prompts_and_give_a_ratio() -> None:
+def options(**given: Any) -> argparse.Namespace:
+    """What the command line gives by default, but for a fast run."""
+    usual = {"workload": "chat", "start": [], "concurrency": [2], "rate": [], "rounds": 2, "requests": 3}
+    return argparse.Namespace(**usual | {"ttft_target": None, "gap_target": None, "log": Path("/dev/null")} | given)
+
+
+@asynccontextmanager
+async def pair(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> AsyncIterator[dict[str, Server]]:
+    async with scripted(NAP_EVENTS, ours) as nap, scripted(OPENAI_EVENTS, theirs) as openai:
+        yield {"ours": server(f"nap:{nap}", "t", None), "theirs": server(f"openai:{openai}", "", None)}
+
+
+async def test_two_targets_alternate_with_the_same_prompts_and_give_ratios() -> None:
     ours: list[dict[str, Any]] = []
     theirs: list[dict[str, Any]] = []
-    async with scripted(NAP_EVENTS, ours) as nap, scripted(OPENAI_EVENTS, theirs) as openai:
-        options = argparse.Namespace(
-            workload="chat", start=[], concurrency=[2], rounds=2, requests=3, log=Path("/dev/null")
-        )
-        targets = {"ours": server(f"nap:{nap}", "t", None), "theirs": server(f"openai:{openai}", "", None)}
-        report = await measure(options, targets)
-    entry = report["concurrency"]["2"]
+    async with pair(ours, theirs) as targets:
+        found = await measure(options(), targets)
+    entry = found["concurrency"]["2"]
     # Two rounds: a warming pass of two, then three requests.
     prompts = [each["request"]["messages"][0]["content"][0]["text"] for each in ours if "request" in each]
     assert sorted(prompts) == sorted(each["messages"][0]["content"] for each in theirs)
@@ -141,4 +151,148 @@ async def test_two_targets_alternate_with_the_same_prompts_and_give_a_ratio() ->
     assert entry["targets"]["ours"]["output_tokens"]["median"] == 128
     assert (entry["targets"]["ours"]["short"], entry["targets"]["theirs"]["short"]) == (0, 6)
     a, b = (entry["targets"][name]["tokens_per_second_rounds"] for name in ("ours", "theirs"))
-    assert entry["ratio"]["median"] == pytest.approx(sum(x / y for x, y in zip(a, b, strict=True)) / 2, rel=0.01)
+    ratios = entry["ratios"]
+    assert ratios["tokens_per_second"]["median"] == pytest.approx(
+        sum(x / y for x, y in zip(a, b, strict=True)) / 2, rel=0.01
+    )
+    assert set(ratios) == {"tokens_per_second", "ttft", "request", "per_byte"}
+    # Two bytes are written against one, so a byte of ours takes about half of what the whole request's ratio says.
+    assert ratios["per_byte"]["median"] < ratios["request"]["median"]
+
+
+async def test_bytes_of_content_and_of_tool_calls_are_counted_from_a_peers_deltas() -> None:
+    events = [
+        {"choices": [{"delta": {"role": "assistant", "content": None}}]},
+        {"choices": [{"delta": {"content": '"é'}}]},
+        {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]}}]},
+        OPENAI_EVENTS[-1],
+    ]
+    async with scripted(events, []) as url:
+        outcome = await ask(OpenAI(url, ""), Workload("forced").request(1, 0))
+    assert (outcome.error, len(outcome.events), outcome.output_bytes) == ("", 2, 5)
+
+
+async def test_a_forced_tool_is_asked_of_a_peer_as_a_schema() -> None:
+    asked: list[dict[str, Any]] = []
+    async with scripted(OPENAI_EVENTS, asked) as url:
+        await ask(OpenAI(url, ""), Workload("forced").request(1, 0))
+    (body,) = asked
+    assert body["response_format"]["type"] == "json_schema"
+    assert body["response_format"]["json_schema"]["schema"] == Workload("forced").request(1, 0).tool["parameters"]
+
+
+async def test_prefixes_shared_in_a_round_arrive_together_and_are_fresh_for_each_load() -> None:
+    ours: list[dict[str, Any]] = []
+    async with scripted(NAP_EVENTS, ours) as nap:
+        asked = {"ours": server(f"nap:{nap}", "t", None)}
+        found = await measure(options(workload="shared", concurrency=[1, 3], requests=None), asked)
+    systems = Counter(each["request"]["messages"][0]["content"][0]["text"] for each in ours if "request" in each)
+    # A warming prefix for each load, asked again in the second round; else one for each round and load.
+    assert sorted(systems.values()) == [1, 1, 2, 3, 3, 6]
+    assert [found["concurrency"][each]["targets"]["ours"]["requests"] for each in ("1", "3")] == [2, 6]
+
+
+def test_poisson_arrivals_keep_their_rate_and_are_the_same_for_every_target() -> None:
+    due = arrivals(1, 50.0, 4000)
+    assert due == arrivals(1, 50.0, 4000) != arrivals(2, 50.0, 4000)
+    gaps = [later - former for former, later in zip([0.0, *due], due, strict=False)]
+    mean = sum(gaps) / len(gaps)
+    assert min(gaps) > 0
+    assert mean == pytest.approx(1 / 50, rel=0.05)
+    # Of an exponential distribution the standard deviation is the mean.
+    assert (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5 == pytest.approx(mean, rel=0.1)
+
+
+async def test_in_the_open_loop_requests_do_not_wait_for_each_other() -> None:
+    holding = asyncio.Event()
+    live = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal live
+        await reader.readuntil(b"\r\n\r\n")
+        live += 1
+        if live == 5:
+            holding.set()
+        await holding.wait()
+        writer.write(
+            b"HTTP/1.1 200 OK\r\n\r\n" + b"".join(b"data: %s\n\n" % json.dumps(e).encode() for e in NAP_EVENTS)
+        )
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as listening:
+        asked = Nap(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", "t")
+        # Nobody is answered before the last has come: a closed loop would never end.
+        outcomes = await open_loop(asked, Workload("chat"), 1, Load(rate=1000), 5)
+    assert [each.error for each in outcomes] == [""] * 5
+
+
+def outcome(events: list[float], error: str = "") -> Outcome:
+    return Outcome(0.0, ended=events[-1] if events else 1.0, events=events, output_tokens=10, error=error)
+
+
+@pytest.mark.parametrize(
+    ("one", "met"),
+    [
+        (outcome([0.1, 0.15, 0.2]), True),
+        (outcome([0.11, 0.15, 0.2]), False),
+        (outcome([0.1, 0.15, 0.3]), False),
+        (outcome([0.1]), True),
+        (outcome([0.1, 0.15], "provider-error"), False),
+        (outcome([]), False),
+    ],
+)
+def test_a_request_is_good_where_it_kept_both_targets(one: Outcome, met: bool) -> None:
+    assert Target(ttft=100, gap=60).met(one) is met
+
+
+async def test_goodput_counts_what_the_target_leaves() -> None:
+    async with scripted(NAP_EVENTS, []) as nap:
+        asked = {"ours": server(f"nap:{nap}", "t", None)}
+        easy = await measure(options(rate=[500.0], ttft_target=60_000.0), asked)
+        hard = await measure(options(rate=[500.0], ttft_target=0.0001), asked)
+    good, none = (each["rate"]["500"]["targets"]["ours"] for each in (easy, hard))
+    assert good["goodput"]["share"] == 1
+    assert good["goodput"]["tokens_per_second"] > 0
+    assert none["goodput"] == {"share": 0, "requests_per_second": 0, "tokens_per_second": 0}
+
+
+async def test_tables_are_written_between_their_markers_and_again(tmp_path: Path) -> None:
+    async with pair([], []) as targets:
+        found = await measure(options(ttft_target=60_000.0), targets)
+    file = tmp_path / "README.md"
+    file.write_text("before\n<!-- throughput:begin -->\nold\n<!-- throughput:end -->\nafter\n")
+    for _ in range(2):
+        report.insert(file, "throughput", report.table([found]))
+    content = file.read_text()
+    assert content.startswith("before\n<!-- throughput:begin -->\n")
+    assert content.endswith("\n<!-- throughput:end -->\nafter\n")
+    assert "old" not in content
+    figures = found["concurrency"]["2"]["targets"]["theirs"]["tokens_per_second"]
+    (row,) = [line for line in content.splitlines() if "| theirs |" in line]
+    assert f"| {figures['median']:.1f} (" in row
+    assert "100%, " in row
+    assert "Good: TTFT ≤ 60000 ms (chat)." in content
+    assert f"{found['concurrency']['2']['ratios']['request']['median']:.2f} (" in content
+
+
+@pytest.mark.parametrize("content", ["", "<!-- throughput:end -->\n<!-- throughput:begin -->\n"])
+def test_a_file_without_markers_is_left_as_it_was(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "README.md"
+    file.write_text(content)
+    with pytest.raises(report.ReportError):
+        report.insert(file, "throughput", "table")
+    assert file.read_text() == content
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png"])
+async def test_a_plot_shows_every_target(suffix: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    async with pair([], []) as targets:
+        found = await measure(options(), targets)
+    file = tmp_path / f"plot.{suffix}"
+    report.plot(found, file)
+    content = file.read_bytes()
+    assert content.startswith(b"\x89PNG") if suffix == "png" else b"<svg" in content
+    if suffix == "svg":
+        # Text becomes outlines; the words stand beside them as comments.
+        assert all(b"<!-- %s -->" % word in content for word in (b"ours", b"theirs", b"requests at once", b"tokens/s"))
