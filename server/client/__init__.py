@@ -1,5 +1,25 @@
-"""A NAP-LLM client for Python programs. Imports `wire` alone."""
+"""A NAP-LLM client for Python programs, with a tool loop. Imports `wire` alone."""
 
-from server.client.nap import Client, TransportError
+from server.client.answers import TransportError
+from server.client.blocks import PartialCall
+from server.client.conversation import Conversation
+from server.client.nap import Client
+from server.client.stream import Stream
+from server.client.sync import SyncClient, SyncConversation, SyncStream
+from server.client.tools import FunctionTool
+from server.client.turn import StopReason, TurnOptions, TurnResult
 
-__all__ = ["Client", "TransportError"]
+__all__ = [
+    "Client",
+    "Conversation",
+    "FunctionTool",
+    "PartialCall",
+    "StopReason",
+    "Stream",
+    "SyncClient",
+    "SyncConversation",
+    "SyncStream",
+    "TransportError",
+    "TurnOptions",
+    "TurnResult",
+]

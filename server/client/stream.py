@@ -1,0 +1,57 @@
+"""One generation as its caller sees it: an iterator of events with a result at its end."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+
+from server.client.blocks import Blocks, PartialCall
+from server.wire.records import Delta, Generation, Part
+
+
+class Stream(AsyncIterator[Delta | Generation]):
+    """Deltas, then the Generation. Closing it before that gives the generation up.
+
+    `id` is the request's id on the wire, under which the generation can be cancelled from elsewhere.
+    """
+
+    def __init__(
+        self, id: str, events: AsyncGenerator[Delta | Generation, None], cancel: Callable[[str], Awaitable[bool]]
+    ) -> None:
+        self.id = id
+        self._events = events
+        self._cancel = cancel
+        self._blocks = Blocks()
+        self._generation: Generation | None = None
+
+    async def __anext__(self) -> Delta | Generation:
+        event = await anext(self._events)
+        if isinstance(event, Delta):
+            self._blocks.add(event)
+        else:
+            self._generation = event
+        return event
+
+    async def result(self) -> Generation:
+        """Reads what is left. Raises what the stream raises; ValueError where it was closed before its end."""
+        async for _ in self:
+            pass
+        if self._generation is None:
+            raise ValueError("the stream was closed before its result")
+        return self._generation
+
+    async def cancel(self) -> bool:
+        """Whether it came in time; the stream then raises WireError `cancelled`."""
+        return await self._cancel(self.id)
+
+    async def aclose(self) -> None:
+        await self._events.aclose()
+
+    @property
+    def partial(self) -> tuple[Part, ...]:
+        """Text and thinking that have arrived so far, as a cancelled reply leaves them."""
+        return self._blocks.parts()
+
+    @property
+    def partial_tool_calls(self) -> tuple[PartialCall, ...]:
+        """Calls that have begun to arrive, with their arguments as generated: for looking at, never for running."""
+        return self._blocks.calls()
