@@ -32,7 +32,8 @@ class Guard:
     """The constraint of one sequence.
 
     `active`: the grammar holds for the next token. `banned`: tokens that may not be sampled while it does: control
-    tokens match a grammar by their text, inside a JSON string for example, and mean something else there.
+    tokens match a grammar by their text, inside a JSON string for example, and mean something else there; and those
+    with bytes that belong to no character.
     `complete`: the grammar allows nothing more.
     """
 
@@ -49,7 +50,7 @@ class Guard:
         self.complete = False
         named = _named_tokens(constraint.grammar, vocab)
         markers = {vocab.token_of(marker) for marker in constraint.markers}
-        self.banned = np.array(sorted(vocab.controls - named - markers), np.intp)
+        self.banned = np.array(sorted((vocab.controls - named - markers) | vocab.broken), np.intp)
         self._eog = next(iter(vocab.eog), None)
         self._probes = np.array([*vocab.beginnings, *named], np.int32)
         self._usual = np.array([vocab.byte_tokens[byte] for byte in _USUAL if byte in vocab.byte_tokens], np.int32)

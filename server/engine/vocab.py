@@ -14,6 +14,10 @@ from server.engine.messages import EngineError, Segment
 _UNKNOWN, _CONTROL, _USER_DEFINED = 1 << 0, 1 << 3, 1 << 4
 
 
+_NEVER = frozenset([0xC0, 0xC1, *range(0xF5, 0x100)])
+"""Bytes that no UTF-8 holds (RFC 3629, section 3)."""
+
+
 class Vocab:
     """The vocabulary of a GGUF file. Loading it touches no weights and is safe in any process.
 
@@ -81,6 +85,11 @@ class Vocab:
     def controls(self) -> frozenset[int]:
         """The control tokens that do not end a generation."""
         return frozenset(t for t in range(self.size) if self.is_control(t)) - self.eog
+
+    @cached_property
+    def broken(self) -> frozenset[int]:
+        """Tokens with a byte that stands in no UTF-8: llama.cpp's grammars would take it for a character."""
+        return frozenset(token for token, piece in enumerate(self.pieces) if not _NEVER.isdisjoint(piece))
 
     @cached_property
     def byte_tokens(self) -> dict[int, int]:

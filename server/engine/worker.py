@@ -100,6 +100,7 @@ class Worker:
         self._flight = Flight({})
         self._output: list[tuple[int, bytes, int]] = []
         self._ended: list[tuple[int, Done | Failed]] = []
+        self._load = 0, 0
         self.info = ModelInfo(
             architecture=self._vocab.metadata.get("general.architecture", ""),
             context_length=self._length,
@@ -152,6 +153,7 @@ class Worker:
             self._adopt(sequence, prefix)
         while (admission := self._scheduler.admit()) is not None:
             self._start(admission)
+        self._report()  # who runs, and what is forced, need not wait for a long prefill
         self._step()
         self._report()
 
@@ -349,10 +351,10 @@ class Worker:
         self._ended.append((sequence.job.id, end))
 
     def _report(self) -> None:
-        if self._output or self._ended:
-            scheduler = self._scheduler
-            step = Step(self._output, self._ended, len(scheduler.running), len(scheduler.queue))
-            self._connection.sendall(encode(step))
+        load = len(self._scheduler.running), len(self._scheduler.queue)
+        if self._output or self._ended or load != self._load:
+            self._load = load
+            self._connection.sendall(encode(Step(self._output, self._ended, *load)))
             self._output, self._ended = [], []
 
 

@@ -136,3 +136,10 @@ def test_longer_tokens(vocab: Vocab) -> None:
     assert b'":"' in pieces and b'":' not in pieces and all(piece.startswith(b'":') for piece in pieces)
     everything = [token for token in range(vocab.size) if vocab.piece(token).startswith(b'":') and token != quote]
     assert sorted(longer) == sorted(token for token in everything if not vocab.is_control(token))
+
+
+def test_tokens_with_bytes_of_no_character(sdist: Path) -> None:
+    vocab = Vocab.load(str(sdist / "vendor/llama.cpp/models/ggml-vocab-gpt-2.gguf"))
+    assert {vocab.byte_tokens[byte] for byte in (0xC0, 0xC1, 0xF5, 0xFF)} <= vocab.broken
+    assert vocab.byte_tokens[0xC3] not in vocab.broken, "the first of two bytes"
+    assert all("\ufffd" in vocab.piece(token).decode("utf-8", "replace") for token in vocab.broken)
