@@ -18,6 +18,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, cast
 from urllib.parse import urlsplit
@@ -66,7 +67,7 @@ class Outcome:
     @property
     def gaps(self) -> list[float]:
         """Seconds between an event and the next."""
-        return [later - former for former, later in zip(self.events, self.events[1:], strict=False)]
+        return [later - former for former, later in pairwise(self.events)]
 
     @property
     def good(self) -> bool:
@@ -219,6 +220,7 @@ class Stream(asyncio.Protocol):
         self.outcome = Outcome(time.perf_counter())
         self.done = asyncio.Event()
         self.first = asyncio.Event()
+        self.given_up = False
         self._asked = asked
         self._payload = payload
         self._head = b""
@@ -272,7 +274,8 @@ class Stream(asyncio.Protocol):
 
     def close(self) -> None:
         """Gives the request up, as a caller who has gone."""
-        if self._transport is not None:
+        if self._transport is not None and not self.done.is_set():
+            self.given_up = True
             self._transport.abort()
 
 
@@ -324,7 +327,15 @@ async def ask(asked: Server, request: Request) -> Outcome:
 
 async def post(asked: Server, body: Mapping[str, Any]) -> dict[str, Any]:
     """A call with a plain JSON answer."""
-    return await _call(asked, _payload(asked, body, "application/json"))
+    return (await timed_post(asked, body))[0]
+
+
+async def timed_post(asked: Server, body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
+    """The same, and what the server says of its own times, in milliseconds (W3C Server Timing, 2)."""
+    head, answer = await _call(asked, _payload(asked, body, "application/json"))
+    lines = re.findall(rb"^server-timing:(.*?)\r?$", head, re.IGNORECASE | re.MULTILINE)
+    metrics = re.findall(rb"([\w-]+)\s*;\s*dur=([0-9.]+)", b",".join(lines))
+    return answer, {name.decode(): float(value) for name, value in metrics}
 
 
 async def owner_state(asked: Server, owner_token: str) -> dict[str, Any]:
@@ -335,10 +346,11 @@ async def owner_state(asked: Server, owner_token: str) -> dict[str, Any]:
         f"Authorization: Bearer {owner_token}",
         "Connection: close",
     ]
-    return await _call(asked, "\r\n".join([*lines, "", ""]).encode())
+    return (await _call(asked, "\r\n".join([*lines, "", ""]).encode()))[1]
 
 
-async def _call(asked: Server, payload: bytes) -> dict[str, Any]:
+async def _call(asked: Server, payload: bytes) -> tuple[bytes, dict[str, Any]]:
+    """Head and JSON body of the answer. Raises RuntimeError where it is an error."""
     reader, writer = await asyncio.open_connection(*asked.address)
     writer.write(payload)
     head, _, content = (await reader.read()).partition(b"\r\n\r\n")
@@ -351,7 +363,7 @@ async def _call(asked: Server, payload: bytes) -> dict[str, Any]:
     answer: dict[str, Any] = json.loads(content)
     if error := answer.get("error"):
         raise RuntimeError(f"{asked.url} answered {error['code']}: {error['message']}")
-    return answer
+    return head, answer
 
 
 def _payload(asked: Server, body: Mapping[str, Any], accept: str) -> bytes:

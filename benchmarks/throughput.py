@@ -25,7 +25,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,6 +132,14 @@ def arrivals(number: int, rate: float, requests: int) -> list[float]:
     return found
 
 
+def turns(names: Iterable[str], rounds: int) -> Iterator[tuple[int, str]]:
+    """Rounds from 1 on, each with every target; the other one begins every other round."""
+    order = list(names)
+    for number in range(1, rounds + 1):
+        for name in order if number % 2 else reversed(order):
+            yield number, name
+
+
 @asynccontextmanager
 async def started(asked: Server, command: str | None, log: Path) -> AsyncIterator[None]:
     """The target's server, started for as long as this is open where there is a command; ready and selected."""
@@ -236,21 +244,20 @@ async def measure(options: argparse.Namespace, targets: Mapping[str, Server]) ->
     loads = [Load(rate=each) for each in options.rate] or [Load(each) for each in options.concurrency]
     kind = "rate" if options.rate else "concurrency"
     rounds: dict[Load, dict[str, list[Round]]] = {each: {name: [] for name in targets} for each in loads}
-    for number in range(1, options.rounds + 1):
-        for name in list(targets)[:: 1 if number % 2 else -1]:
-            asked = targets[name]
-            async with started(asked, commands.get(name), options.log):
-                for place, (load, done) in enumerate(rounds.items()):
-                    # Each load of a round meets prompts of its own where they are to be fresh.
-                    fresh = number * len(loads) + place
-                    # One pass beside the measurement: caches and clocks are warm, on both sides alike.
-                    await closed_loop(asked, workload, place, Load(load.warming()), load.warming())
-                    requests = options.requests or load.requests(workload)
-                    done[name].append(await run_round(asked, workload, fresh, load, requests))
-                    print(
-                        f"{kind} {load.name} round {number} {name}: {done[name][-1].tokens_per_second:.1f} tokens/s",
-                        file=sys.stderr,
-                    )
+    for number, name in turns(targets, options.rounds):
+        asked = targets[name]
+        async with started(asked, commands.get(name), options.log):
+            for place, (load, done) in enumerate(rounds.items()):
+                # Each load of a round meets prompts of its own where they are to be fresh.
+                fresh = number * len(loads) + place
+                # One pass beside the measurement: caches and clocks are warm, on both sides alike.
+                await closed_loop(asked, workload, place, Load(load.warming()), load.warming())
+                requests = options.requests or load.requests(workload)
+                done[name].append(await run_round(asked, workload, fresh, load, requests))
+                print(
+                    f"{kind} {load.name} round {number} {name}: {done[name][-1].tokens_per_second:.1f} tokens/s",
+                    file=sys.stderr,
+                )
     target = Target(options.ttft_target or math.inf, options.gap_target or math.inf)
     return {
         "workload": options.workload,

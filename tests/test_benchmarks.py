@@ -11,6 +11,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import cancel
+import mixed
 import pytest
 import report
 from drive import Nap, OpenAI, Outcome, Server, Workload, _Chunks, ask, percentile, server
@@ -296,3 +298,162 @@ async def test_a_plot_shows_every_target(suffix: str, tmp_path: Path) -> None:
     if suffix == "svg":
         # Text becomes outlines; the words stand beside them as comments.
         assert all(b"<!-- %s -->" % word in content for word in (b"ours", b"theirs", b"requests at once", b"tokens/s"))
+
+
+class FakeModel:
+    """A server of the wire that takes time: so long for a long prompt, so long for a token, longer beside a prefill.
+
+    What a cancel or a closed connection leaves is told at `/owner/state`.
+    """
+
+    prefill, step, slow_step, tokens = 0.1, 0.002, 0.02, 40
+
+    def __init__(self) -> None:
+        self.live: dict[str, asyncio.Task[None]] = {}
+        self.prefilling = 0
+        self.leaked = 0
+        self.given_up: list[str] = []
+        """Whether each generation that was ended from outside was in `prefill` or in `decode`."""
+
+    @asynccontextmanager
+    async def listen(self) -> AsyncIterator[Nap]:
+        async with await asyncio.start_server(self.answer, "127.0.0.1", 0) as listening:
+            asked = Nap(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", "t")
+            await asked.prepare()
+            yield asked
+
+    def state(self) -> dict[str, Any]:
+        active = len(self.live) + self.leaked
+        loaded = {"state": "loaded", "active": active, "queued": 0, "slots": 2, "restarts": 0}
+        return {"connections": [loaded, {"state": "unloaded"}], "generations": list(self.live)}
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        lengths = [int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")]
+        body = json.loads(await reader.readexactly(lengths[0])) if lengths else {}
+        headers, content = b"", {"type": "llm.select.result", "model": {"handle": "h"}}
+        if head.startswith(b"GET /owner/state "):
+            content = self.state()
+        elif body["type"] == "llm.cancel":
+            task = self.live.pop(body["requestId"], None)
+            content = {"type": "llm.cancel.result", "cancelled": task is not None and task.cancel()}
+            headers = b"Server-Timing: parse;dur=0.1, settle;dur=1.5\r\n"
+        elif body["type"] == "llm.generate":
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            task = self.live[body["id"]] = asyncio.create_task(self.generate(body, writer))
+            gone = asyncio.create_task(reader.read())
+            await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+            task.cancel()
+            await asyncio.wait([task])
+            self.live.pop(body["id"], None)
+            gone.cancel()
+            writer.close()
+            return
+        writer.write(b"HTTP/1.1 200 OK\r\n" + headers + b"\r\n" + json.dumps(content).encode())
+        writer.close()
+
+    async def generate(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        request, at = body["request"], "prefill"
+        result: dict[str, Any] = {"error": {"code": "cancelled", "message": ""}}
+        try:
+            if len(request["messages"][0]["content"][0]["text"]) > 1000:
+                self.prefilling += 1
+                try:
+                    await asyncio.sleep(self.prefill)
+                finally:
+                    self.prefilling -= 1
+            at = "decode"
+            tokens = min(self.tokens, request["maxTokens"])
+            for _ in range(tokens):
+                writer.write(b"data: %s\n\n" % json.dumps(NAP_EVENTS[1]).encode())
+                await asyncio.sleep(self.slow_step if self.prefilling else self.step)
+            usage = {"inputTokens": 9, "outputTokens": tokens}
+            result = {"result": {"content": [], "finish": "length", "usage": usage}}
+        except asyncio.CancelledError:
+            self.given_up.append(at)
+        writer.write(b"data: %s\n\n" % json.dumps({"type": "llm.generate.result", **result}).encode())
+
+
+def cancelling(**given: Any) -> argparse.Namespace:
+    return argparse.Namespace(**{"trials": 6, "after": None, "owner_token": "o"} | given)
+
+
+async def test_half_of_the_random_cancels_come_in_the_prefill_and_half_in_the_decode() -> None:
+    model = FakeModel()
+    async with model.listen() as asked:
+        found = await cancel.measure(cancelling(), asked)
+    assert not cancel.failed(found)
+    assert found["cancel"]["over_before"] + found["disconnect"]["over_before"] <= 2
+    # Both ways, each three times in a prefill: a moment at the very end of one may come too late for it.
+    assert model.given_up.count("prefill") >= 5
+    assert model.given_up.count("decode") >= 3
+    assert found["cancel"]["cancelled"] >= 5
+    assert found["cancel"]["server_settled_ms"]["p99"] == 1.5
+    assert "server_settled_ms" not in found["disconnect"]
+    assert found["leaks"] == {
+        "left": {"generations": 0, "active": 0, "queued": 0},
+        "slots": 2,
+        "active_with_all_slots": 2,
+        "restarts": 0,
+        "none": True,
+    }
+
+
+async def test_a_slot_that_stays_taken_is_a_leak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cancel, "PATIENCE", 0)
+    model = FakeModel()
+    model.leaked = 1
+    async with model.listen() as asked:
+        found = await cancel.measure(cancelling(trials=1, after=0.0), asked)
+    assert found["leaks"]["left"]["active"] == 1
+    assert cancel.failed(found)
+
+
+def test_random_moments_spread_over_prefill_and_decode_and_are_the_same_again() -> None:
+    whole = {"long": outcome([9.0, 9.1]), "chat": outcome([1.0, 3.0])}
+    drawn = cancel.moments(whole, 2000)
+    assert drawn == cancel.moments(whole, 2000)
+    for decoding, most in ((False, 9.0), (True, 2.0)):
+        after = [each.after for each in drawn if each.decoding is decoding]
+        assert len(after) == 1000
+        assert 0 <= min(after) < most * 0.01 < most * 0.99 < max(after) <= most
+        assert sum(after) / len(after) == pytest.approx(most / 2, rel=0.05)
+
+
+async def test_a_prompt_beside_running_answers_is_told_from_an_idle_server() -> None:
+    model = FakeModel()
+    model.tokens = 2000
+    async with model.listen() as asked:
+        done = await mixed.run_round(asked, 1, answers=2, idle=0.1)
+        assert not model.live, "the answers are given up, and the server knows"
+    assert model.given_up == ["decode"] * 2
+    # Two answers: at least two gaps of 20 ms each until the prompt of 100 ms has its first token.
+    assert len(done.mixed_gaps) >= 4
+    assert percentile(done.mixed_gaps, 50) >= model.slow_step > percentile(done.idle_gaps, 50)
+    assert done.alone.ttft >= model.prefill
+    assert done.beside.ttft >= model.prefill
+
+
+async def test_mixed_figures_are_made_of_paired_rounds() -> None:
+    async with FakeModel().listen() as asked:
+        found = await mixed.measure(
+            argparse.Namespace(start=[], rounds=2, streams=1, idle=0.05, log=None), {"a": asked}
+        )
+    figures = found["targets"]["a"]
+    assert figures["inter_token_p95_ratio"]["median"] > 1
+    assert figures["idle_ttft_ms"]["min"] >= 100
+    mixed.show(found)
+
+
+async def test_answers_that_fail_are_no_measurement() -> None:
+    failing = {"type": "llm.generate.result", "id": "b", "error": {"code": "provider-error", "message": "gone"}}
+    async with scripted([failing], []) as url:
+        with pytest.raises(RuntimeError, match="provider-error"):
+            await mixed.run_round(Nap(url, "t"), 1, answers=1, idle=0.0)
+
+
+def test_a_mixed_prompt_is_a_fifth_longer_than_the_long_one_and_fresh() -> None:
+    first, second, plain = mixed.prompt(1), mixed.prompt(2), Workload("long").request(1, 0)
+    assert first.system and second.system and plain.system
+    assert len(first.system) / len(plain.system) == pytest.approx(1.2, rel=0.01)
+    assert first.system[:8] != second.system[:8]
