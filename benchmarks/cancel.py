@@ -6,9 +6,9 @@ Each trial starts a generation, gives it up at some moment, and then asks a shor
 generation has a fresh long prompt and is given up within its prefill, the rest within their decode, at moments drawn
 uniformly; `--after` gives them all up so many seconds into the prefill. `cancel` sends llm.cancel and waits for the
 stream's terminal result; `disconnect` closes the connection and asks the short question under the same id, which the
-wire refuses for as long as the first generation lives. `server_settled_ms` is the time by the server's own clock, where
-its answer to a cancel tells it (`Server-Timing: settle;dur=…`). Of a peer with the OpenAI API only the short question's TTFT
-after a disconnect can be taken.
+wire refuses for as long as the first generation lives. `server_settled_ms` is the time by the server's own clock,
+where its answer to a cancel tells it (`Server-Timing: settle;dur=…`). Of a peer with the OpenAI API only the short
+question's TTFT after a disconnect can be taken.
 
 With the owner's token the server's counters are compared: once all is over nothing may be active or queued, no
 generation live, and every slot must be free for a generation at the same time.
