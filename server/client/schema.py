@@ -62,9 +62,9 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, Any]:
 def schema_of(hint: Any) -> dict[str, Any]:
     """The schema of one annotation: the plain JSON types, lists, string-keyed dicts, Literal, unions, TypedDict,
     and Annotated with a description (a string) or with keywords (a mapping). Raises TypeError for any other."""
-    if isinstance(hint, typing.Hashable) and hint in _PLAIN:
-        return dict(_PLAIN[hint])
     origin, arguments = get_origin(hint), get_args(hint)
+    if (hint is Any or isinstance(hint, type)) and hint in _PLAIN:
+        return dict(_PLAIN[hint])
     if origin is Annotated:
         schema = schema_of(arguments[0])
         for note in arguments[1:]:
@@ -84,10 +84,7 @@ def schema_of(hint: Any) -> dict[str, Any]:
     if origin in (dict, Mapping) and arguments[0] is str:
         return {"type": "object", "additionalProperties": schema_of(arguments[1]) or True}
     if typing.is_typeddict(hint):
-        members = {name: schema_of(_member(each)) for name, each in get_type_hints(hint, include_extras=True).items()}
-        required = [name for name in members if name in hint.__required_keys__]
-        schema = {"type": "object", "properties": members, "additionalProperties": False}
-        return {**schema, "required": required} if required else schema
+        return _typed_dict(hint)
     raise TypeError(f"JSON Schema cannot say {hint!r}; give the tool's parameters yourself")
 
 
@@ -125,9 +122,17 @@ def _hinted(function: Callable[..., Any]) -> Any:
     return function if inspect.isroutine(function) else type(function).__call__
 
 
-def _member(hint: Any) -> Any:
-    """A TypedDict's member without Required, NotRequired."""
-    return get_args(hint)[0] if get_origin(hint) in (typing.Required, typing.NotRequired) else hint
+def _typed_dict(hint: Any) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+    required: list[str] = []
+    for name, member in get_type_hints(hint, include_extras=True).items():
+        origin = get_origin(member)
+        marked = origin in (typing.Required, typing.NotRequired)
+        schema["properties"][name] = schema_of(get_args(member)[0] if marked else member)
+        # `__required_keys__` does not see marks in annotations that were strings.
+        if origin is typing.Required or (not marked and name in hint.__required_keys__):
+            required.append(name)
+    return {**schema, "required": required} if required else schema
 
 
 def _is_json(value: Any) -> bool:

@@ -44,14 +44,11 @@ class Portal:
             work.close()
             raise RuntimeError("a callback on the client's own thread cannot wait for the client")
         tasks: list[asyncio.Task[Any]] = []
-        future = asyncio.run_coroutine_threadsafe(_noted(work, tasks), self._loop)
         try:
-            return future.result()
+            return asyncio.run_coroutine_threadsafe(_noted(work, tasks), self._loop).result()
         except BaseException:
-            if not future.done():
-                future.cancel()
-                # What the work cleans up, a history say, is clean when the caller sees the exception.
-                asyncio.run_coroutine_threadsafe(_ended(tasks), self._loop).result()
+            # What the work cleans up, a history say, is clean when the caller sees the exception.
+            asyncio.run_coroutine_threadsafe(_ended(tasks), self._loop).result()
             raise
 
     def close(self) -> None:
@@ -190,6 +187,8 @@ async def _noted(work: Coroutine[Any, Any, T], tasks: list[asyncio.Task[Any]]) -
 
 
 async def _ended(tasks: list[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
