@@ -13,6 +13,7 @@ from typing import Any
 
 import cancel
 import mixed
+import overhead
 import pytest
 import report
 from drive import Nap, OpenAI, Outcome, Server, Workload, _Chunks, ask, percentile, server
@@ -459,3 +460,29 @@ def test_a_mixed_prompt_is_a_fifth_longer_than_the_long_one_and_fresh() -> None:
     assert first.system and second.system and plain.system
     assert len(first.system) / len(plain.system) == pytest.approx(1.2, rel=0.01)
     assert first.system[:8] != second.system[:8]
+
+
+def test_each_part_is_timed_without_those_inside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter(range(100))
+    monkeypatch.setattr(overhead.time, "perf_counter", lambda: next(ticks))
+    clock = overhead.Clock()
+    inner = clock.timed("inner", lambda: None)
+    outer = clock.timed("outer", lambda: (inner(), inner()))
+    outer()
+    # Six looks at the clock, one tick apart: five ticks in all, each inner call between two of them.
+    assert clock.spent == {"outer": 3, "inner": 2}
+
+
+def test_a_step_of_the_worker_is_taken_apart(smollm2: Path) -> None:
+    choose, accept = overhead.TokenSampler.choose, overhead.Guard.accept
+    found = overhead.measure(smollm2, [1, 2], steps=3)
+    assert (overhead.TokenSampler.choose, overhead.Guard.accept) == (choose, accept)
+    for count in (1, 2):
+        free, forced = (found["answers"][name][str(count)] for name in ("chat", "forced"))
+        assert (free["steps"], free["tokens_per_step"]) == (3, count)
+        assert forced["tokens_per_step"] >= count
+        assert sum(free["parts_us"].values()) == pytest.approx(free["step_us"], rel=0.01)
+        assert free["parts_us"]["decode"] == max(free["parts_us"].values())
+        assert all(took > 0 for part, took in free["parts_us"].items() if part != "grammar")
+        assert free["parts_us"]["grammar"] == 0 < forced["parts_us"]["grammar"]
+    overhead.show(found)
