@@ -43,6 +43,7 @@ from drive import (
     start_body,
     timed_post,
 )
+from throughput import started
 
 DUPLICATE = "invalid-request"
 PATIENCE = 10.0
@@ -177,7 +178,11 @@ async def leaks(asked: Server, owner_token: str) -> dict[str, Any]:
 
 
 async def measure(options: argparse.Namespace, asked: Server) -> dict[str, Any]:
-    await asked.prepare()
+    async with started(asked, options.start, options.log):
+        return await _measure(options, asked)
+
+
+async def _measure(options: argparse.Namespace, asked: Server) -> dict[str, Any]:
     found: dict[str, Any] = {"after_s": options.after, "trials": options.trials}
     ways: dict[str, Callable[[int, Moment], Awaitable[dict[str, Any]]]] = {"disconnect": partial(disconnect, asked)}
     if isinstance(asked, Nap):
@@ -240,6 +245,8 @@ def main() -> int:
     parser.add_argument("--model", help="model identifier to ask for")
     parser.add_argument("--after", type=float, help="seconds into the prefill (default: random moments)")
     parser.add_argument("--trials", type=int, default=20, help="of each way (default: %(default)s)")
+    parser.add_argument("--start", metavar="COMMAND", help="starts the server for as long as this runs")
+    parser.add_argument("--log", type=Path, default=Path(os.devnull), help="what a started server prints")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     options = parser.parse_args()
     try:

@@ -30,6 +30,7 @@ from rich.table import Table
 
 from grammars import compile_schema
 from server.engine.constraint import Guard
+from server.engine.memory import huge_pages
 from server.engine.messages import Constraint, Job, ModelSpec, Sampling, Segment
 from server.engine.protocol import Decoder, Step, Submit
 from server.engine.sampler import TokenSampler
@@ -215,11 +216,9 @@ def main() -> int:
     parser.add_argument("--gpu-layers", type=int, default=-1, help="-1: all (default)")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     options = parser.parse_args()
-    tunables = os.environ.get("GLIBC_TUNABLES", "")
-    if "hugetlb" not in tunables:
-        # As the server starts its workers: a step reads all weights, and huge pages spare it TLB misses.
-        tunables = ":".join(filter(None, ["glibc.malloc.hugetlb=1", tunables]))
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "GLIBC_TUNABLES": tunables})
+    if "hugetlb" not in os.environ.get("GLIBC_TUNABLES", ""):
+        # As the server starts its workers.
+        os.execve(sys.executable, [sys.executable, *sys.argv], huge_pages(os.environ))
     found = measure(options.model, options.concurrency, options.steps, options.gpu_layers)
     show(found)
     if options.out:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shlex
+import shutil
+import subprocess
+import sys
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,8 @@ import mixed
 import overhead
 import pytest
 import report
+import throughput
+import uvloop
 from drive import Nap, OpenAI, Outcome, Server, Workload, _Chunks, ask, percentile, server
 from throughput import Load, Target, arrivals, measure, open_loop
 
@@ -376,7 +382,7 @@ class FakeModel:
 
 
 def cancelling(**given: Any) -> argparse.Namespace:
-    return argparse.Namespace(**{"trials": 6, "after": None, "owner_token": "o"} | given)
+    return argparse.Namespace(**{"trials": 6, "after": None, "owner_token": "o", "start": None, "log": None} | given)
 
 
 async def test_generations_are_given_up_where_they_should_be_and_nothing_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -486,3 +492,87 @@ def test_a_step_of_the_worker_is_taken_apart(smollm2: Path) -> None:
         assert all(took > 0 for part, took in free["parts_us"].items() if part != "grammar")
         assert free["parts_us"]["grammar"] == 0 < forced["parts_us"]["grammar"]
     overhead.show(found)
+
+
+BENCHMARKS = Path(overhead.__file__).parent
+
+
+@pytest.fixture
+def gpu_machine(tmp_path: Path) -> Path:
+    """A checkout whose set-up brings a Python that notes what it is asked to run, and writes what `--out` names."""
+    for name in ("benchmarks", "scripts", "venv/bin", "tools"):
+        (tmp_path / name).mkdir(parents=True)
+    shutil.copy(BENCHMARKS / "gpu.sh", tmp_path / "benchmarks")
+    words = f'root={shlex.quote(str(tmp_path))}; venv=$root/venv; setup() {{ :; }}; say() {{ echo "$*" >&2; }}'
+    (tmp_path / "scripts/setup").write_text(words + '; die() { say "$@"; exit 1; }\n')
+    note = """#!PYTHON
+import json, os, pathlib, sys
+arguments = sys.argv[1:]
+if arguments[0] == "-c":
+    exec(arguments[1])
+    sys.exit()
+with open("calls", "a") as file:
+    print(json.dumps([os.path.basename(arguments[0]), *arguments[1:]]), file=file)
+if "--out" in arguments:
+    pathlib.Path(arguments[arguments.index("--out") + 1]).write_text("{}")
+sys.exit("mixed.py" in arguments[0])
+"""
+    python, client = tmp_path / "venv/bin/python", tmp_path / "venv/bin/nap-llm"
+    python.write_text(note.replace("PYTHON", sys.executable))
+    client.write_text('#!/bin/sh\necho secret\nfor last; do :; done\necho owners >"$last/owner-token"\n')
+    # Where this machine has a GPU, it does not answer here.
+    driver = tmp_path / "tools/nvidia-smi"
+    driver.write_text("#!/bin/sh\nexit 9\n")
+    for each in (python, client, driver):
+        each.chmod(0o755)
+    (tmp_path / "model file.gguf").touch()
+    return tmp_path
+
+
+def run_gpu(machine: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [machine / "benchmarks/gpu.sh", *arguments],
+        cwd=machine,
+        env={"PATH": f"{machine / 'tools'}:/usr/bin:/bin", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_one_command_measures_everything_beside_a_peer(
+    gpu_machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = run_gpu(gpu_machine, "model file.gguf", "/bin/true", ALLOW_CPU="1", ROUNDS="2", RATES="0.5 2")
+    calls = [json.loads(line) for line in (gpu_machine / "calls").read_text().splitlines()]
+    assert [call[0] for call in calls] == ["throughput.py"] * 7 + ["mixed.py", "cancel.py", "overhead.py", "report.py"]
+    chat, opened, cancelled, taken_apart = calls[0], calls[6], calls[8], calls[9]
+    _, ours, _, theirs = (chat[at + 1] for at, word in enumerate(chat) if word in ("--target", "--start"))
+    model = str(gpu_machine / "model file.gguf")
+    assert ["-m", model] == shlex.split(theirs.partition("=")[2])[1:3]
+    assert shlex.split(ours.partition("=")[2])[0] == str(gpu_machine / "scripts/serve")
+    assert opened[opened.index("--rate") + 1 :][:2] == ["0.5", "2"]
+    assert cancelled[cancelled.index("--owner-token") + 1] == "owners"
+    assert model in taken_apart
+    # What fails does not keep the rest from running, and is named at the end.
+    assert done.returncode == 1
+    assert done.stderr.endswith("failed: mixed\n")
+
+    def run(measurement: Coroutine[Any, Any, Any]) -> None:
+        measurement.close()
+        raise RuntimeError("understood")
+
+    monkeypatch.setattr(uvloop, "run", run)
+    scripts = {"throughput.py": throughput.main, "mixed.py": mixed.main, "cancel.py": cancel.main}
+    for call in calls[:9]:
+        monkeypatch.setattr(sys, "argv", call)
+        assert scripts[call[0]]() == 1
+        assert capsys.readouterr().err.endswith(": understood\n")
+
+
+@pytest.mark.parametrize("arguments", [(), ("missing.gguf",), ("model file.gguf", "missing-server"), ("1", "2", "3")])
+def test_what_is_missing_is_said_before_anything_runs(arguments: tuple[str, ...], gpu_machine: Path) -> None:
+    done = run_gpu(gpu_machine, *arguments)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert not (gpu_machine / "calls").exists()
