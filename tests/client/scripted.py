@@ -10,17 +10,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
+from fastapi import FastAPI, Request
+from fastapi.responses import StreamingResponse
 
 from server.client import Client
 from server.wire import (
     BadEnvelope,
     Cancel,
     Generate,
+    Select,
     cancel_result,
     encode,
     error_result,
     generate_result,
     read_envelope,
+    select_result,
     write_delta,
 )
 from server.wire.records import (
@@ -108,6 +112,8 @@ class Server:
         except BadEnvelope as bad:
             assert bad.result_type is not None and bad.id is not None
             return self._event(error_result(bad.result_type, bad.id, bad.error))
+        if isinstance(envelope, Select):
+            return httpx.Response(200, json=select_result(envelope.id, MODEL))
         if isinstance(envelope, Cancel):
             self.cancels.append(envelope.request_id)
             known = self.replies[0].known
@@ -145,6 +151,17 @@ class Server:
         finally:
             if not ended:
                 self.given_up.set()
+
+    def application(self) -> FastAPI:
+        """The same over real HTTP, in the loop that runs the test."""
+        app = FastAPI()
+
+        @app.post("/nap/llm")
+        async def answer(request: Request) -> StreamingResponse:
+            made = await self._answer(httpx.Request("POST", "http://server", content=await request.body()))
+            return StreamingResponse(made.stream)
+
+        return app
 
     @staticmethod
     def _event(value: dict[str, Any]) -> httpx.Response:
