@@ -30,7 +30,7 @@ StopReason = Literal["completed", "unhandled_tool_calls", "max_rounds", "context
 
 
 CANCEL_SECONDS = 5.0
-"""How long a cancel may take; then the stream is closed, which ends the generation as well."""
+"""How long a cancel may take, and the end that it brings; then the stream is closed, which is a cancel too."""
 
 
 class TurnOptions(TypedDict, total=False):
@@ -161,8 +161,10 @@ class Turn:
         stopping = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait({reading, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if not reading.done() and not await self._stops(stream):
-                # The server does not know the request (yet). A closed stream gives it up all the same.
+            if not reading.done():
+                if await self._stops(stream):
+                    await asyncio.wait({reading}, timeout=CANCEL_SECONDS)
+                # The server did not know the request (yet), or does not end it: a closed stream gives it up as well.
                 reading.cancel()
             return _Reply(stream, await reading)
         except WireError as error:

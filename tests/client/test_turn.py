@@ -204,14 +204,18 @@ async def test_a_cancel_that_finds_no_server_closes_the_stream(monkeypatch: pyte
     assert result.stop_reason == "cancelled" and server.given_up.is_set()
 
 
-async def test_a_cancel_that_is_never_answered_closes_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("answered", [False, True])
+async def test_a_cancel_that_leads_to_nothing_closes_the_stream(
+    answered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = Server(held(Fragment("text", "Once")))
 
-    async def silent(self: Any, id: str) -> bool:
-        await asyncio.Event().wait()
+    async def idle(self: Any, id: str) -> bool:
+        if not answered:
+            await asyncio.Event().wait()
         return True
 
-    monkeypatch.setattr("server.client.nap.Client.cancel", silent)
+    monkeypatch.setattr("server.client.nap.Client.cancel", idle)
     monkeypatch.setattr("server.client.turn.CANCEL_SECONDS", 0.01)
     _, result = await cancelled(server)
     assert result.stop_reason == "cancelled" and server.given_up.is_set()
