@@ -306,12 +306,14 @@ def show(found: Mapping[str, Any]) -> None:
                 f"{figures['short']} of {figures['requests']}",
                 f"{figures['goodput']['share']:.0%}",
             )
-        for name, ratio in entry.get("ratios", {}).items():
-            table.add_row(load, f"ratio of {name}", report.ranged(ratio, 3))
     console = Console()
     # Piped, there is no terminal whose width would matter.
     console.width = console.width if console.is_terminal else 180
     console.print(table)
+    for load, entry in entries.items():
+        if ratios := entry.get("ratios"):
+            words = [f"{name} {report.ranged(ratios[key], 3)}" for key, name in report.RATIO_NAMES.items()]
+            console.print(f"{kind} {load}, {'/'.join(entry['targets'])}: {', '.join(words)}", highlight=False)
 
 
 def add_targets(parser: argparse.ArgumentParser) -> None:

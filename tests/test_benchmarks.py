@@ -147,7 +147,7 @@ async def pair(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> Asyn
         yield {"ours": server(f"nap:{nap}", "t", None), "theirs": server(f"openai:{openai}", "", None)}
 
 
-async def test_two_targets_alternate_with_the_same_prompts_and_give_ratios() -> None:
+async def test_two_targets_alternate_with_the_same_prompts_and_give_ratios(capsys: pytest.CaptureFixture[str]) -> None:
     ours: list[dict[str, Any]] = []
     theirs: list[dict[str, Any]] = []
     async with pair(ours, theirs) as targets:
@@ -165,6 +165,8 @@ async def test_two_targets_alternate_with_the_same_prompts_and_give_ratios() -> 
         sum(x / y for x, y in zip(a, b, strict=True)) / 2, rel=0.01
     )
     assert set(ratios) == {"tokens_per_second", "ttft", "request", "per_byte"}
+    throughput.show(found)
+    assert f"ours/theirs: tokens/s {ratios['tokens_per_second']['median']:.3f} (" in capsys.readouterr().out
     # Two bytes are written against one, so a byte of ours takes about half of what the whole request's ratio says.
     assert ratios["per_byte"]["median"] < ratios["request"]["median"]
 
