@@ -151,10 +151,15 @@ async def started(asked: Server, command: str | None, log: Path) -> AsyncIterato
         process = await asyncio.create_subprocess_exec(
             *shlex.split(command), stdout=output, stderr=output, start_new_session=True
         )
+    # Ended from outside, this must not leave a server behind.
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
     try:
         await _ready(asked, process, log)
         yield
     finally:
+        loop.remove_signal_handler(signal.SIGTERM)
         if process.returncode is None:
             process.send_signal(signal.SIGINT)
         await process.wait()
