@@ -25,6 +25,9 @@ from urllib.parse import urlsplit
 
 HERE = Path(__file__).parent
 
+RUN = f"{int(time.time()) % 1_000_000:06d}"
+"""Begins what is fresh: a server that has met an earlier run's prompts has not met this one's."""
+
 
 @dataclass(slots=True)
 class Request:
@@ -398,7 +401,9 @@ class Workload:
     def request(self, round: int, index: int, temperature: float = 0.0) -> Request:
         """The request that stands at `index` of the round. Rounds differ only where prompts are fresh."""
         prompts = self._facts["prompts"]
-        number = {"request": f"Case {round}-{index}. ", "round": f"Case {round}. "}.get(self.fresh or "", "")
+        number = {"request": f"Case {RUN}-{round}-{index}. ", "round": f"Case {RUN}-{round}. "}.get(
+            self.fresh or "", ""
+        )
         return Request(
             user=prompts[index % len(prompts)],
             system=number + self._system if self._system else None,

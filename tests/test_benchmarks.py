@@ -22,7 +22,7 @@ import pytest
 import report
 import throughput
 import uvloop
-from drive import Nap, OpenAI, Outcome, Server, Workload, _Chunks, ask, percentile, server
+from drive import RUN, Nap, OpenAI, Outcome, Server, Workload, _Chunks, ask, percentile, server
 from throughput import Load, Target, arrivals, measure, open_loop
 
 
@@ -52,6 +52,7 @@ def test_fresh_prompts_differ_by_request_or_by_round_and_others_never() -> None:
 
     assert systems("chat") == [None] * 3
     assert len(set(systems("long"))) == 3
+    assert all(system and system.startswith(f"Case {RUN}-") for system in (*systems("long"), *systems("shared")))
     first, second, third = systems("shared")
     assert first == second != third
 
@@ -467,7 +468,7 @@ def test_a_mixed_prompt_is_a_fifth_longer_than_the_long_one_and_fresh() -> None:
     first, second, plain = mixed.prompt(1), mixed.prompt(2), Workload("long").request(1, 0)
     assert first.system and second.system and plain.system
     assert len(first.system) / len(plain.system) == pytest.approx(1.2, rel=0.01)
-    assert first.system[:8] != second.system[:8]
+    assert first.system[:15] != second.system[:15]
 
 
 def test_each_part_is_timed_without_those_inside_it(monkeypatch: pytest.MonkeyPatch) -> None:
