@@ -26,7 +26,7 @@ import statistics
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,6 +147,10 @@ async def started(asked: Server, command: str | None, log: Path) -> AsyncIterato
         await asked.prepare()
         yield
         return
+    with suppress(OSError):
+        _, writer = await asyncio.open_connection(*asked.address)
+        writer.close()
+        raise RuntimeError(f"another server answers at {asked.url} already: it would be measured instead")
     with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
             *shlex.split(command), stdout=output, stderr=output, start_new_session=True

@@ -23,7 +23,7 @@ import report
 import throughput
 import uvloop
 from drive import RUN, Nap, OpenAI, Outcome, Server, Workload, _Chunks, ask, percentile, server
-from throughput import Load, Target, arrivals, measure, open_loop
+from throughput import Load, Target, arrivals, measure, open_loop, started
 
 
 def chunked(data: bytes, size: int) -> bytes:
@@ -579,3 +579,10 @@ def test_what_is_missing_is_said_before_anything_runs(arguments: tuple[str, ...]
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
     assert not (gpu_machine / "calls").exists()
+
+
+async def test_a_server_that_answers_already_is_not_taken_for_the_one_to_start(tmp_path: Path) -> None:
+    async with scripted(NAP_EVENTS, []) as url:
+        with pytest.raises(RuntimeError, match="answers at .* already"):
+            async with started(Nap(url, "t"), "true", tmp_path / "log"):
+                pass
