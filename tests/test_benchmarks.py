@@ -583,6 +583,6 @@ def test_what_is_missing_is_said_before_anything_runs(arguments: tuple[str, ...]
 
 async def test_a_server_that_answers_already_is_not_taken_for_the_one_to_start(tmp_path: Path) -> None:
     async with scripted(NAP_EVENTS, []) as url:
-        with pytest.raises(RuntimeError, match="answers at .* already"):
+        with pytest.raises(RuntimeError, match="already"):
             async with started(Nap(url, "t"), "true", tmp_path / "log"):
                 pass
