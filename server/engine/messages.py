@@ -77,6 +77,8 @@ class Done:
     cache_read_tokens: int
     forced_tokens: int = 0
     """Output tokens the constraint left no choice about: appended, not sampled."""
+    tokens: array[int] = field(default_factory=lambda: array("i"))
+    """The output itself, without the token that ended it: behind the prompt it is what the sequence held."""
 
 
 @dataclass(frozen=True, slots=True)

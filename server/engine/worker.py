@@ -341,7 +341,8 @@ class Worker:
 
     def _finish(self, sequence: Sequence, finish: Literal["stop", "length"]) -> None:
         prompt = len(sequence.job.tokens)
-        self._settle(sequence, Done(finish, prompt, sequence.output, sequence.cache_read, sequence.forced))
+        output = sequence.tokens[prompt:]
+        self._settle(sequence, Done(finish, prompt, sequence.output, sequence.cache_read, sequence.forced, output))
 
     def _fail(self, sequence: Sequence, code: Literal["provider-error"], reason: str) -> None:
         self._settle(sequence, Failed(code, reason))

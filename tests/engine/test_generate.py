@@ -44,10 +44,12 @@ def greedy_loop(path: Path, tokens: array[int], count: int) -> list[int]:
 
 async def test_greedy_output_is_llama_cpps_own(model: Model, smollm2: Path) -> None:
     job = model.job(MOON, max_tokens=16)
-    expected = b"".join(map(model.vocab.piece, greedy_loop(smollm2, job.tokens, 16))).decode()
+    expected = greedy_loop(smollm2, job.tokens, 16)
     outcome = await model.run(job)
-    assert outcome.text == expected
-    assert outcome.done == Done("length", prompt_tokens=len(job.tokens), output_tokens=16, cache_read_tokens=0)
+    assert outcome.text == b"".join(map(model.vocab.piece, expected)).decode()
+    assert outcome.done == Done(
+        "length", prompt_tokens=len(job.tokens), output_tokens=16, cache_read_tokens=0, tokens=array("i", expected)
+    )
     assert sum(text.tokens for text in outcome.texts) == 16
 
 
@@ -275,6 +277,7 @@ async def test_what_the_grammar_forces_is_appended(model: Model) -> None:
     done = outcome.done
     assert done.finish == "stop" and done.output_tokens == sum(text.tokens for text in outcome.texts)
     assert done.forced_tokens > done.output_tokens / 2
+    assert b"".join(map(model.vocab.piece, done.tokens)).decode() == outcome.text
     whole = model.vocab.continuation(outcome.text.encode())
     assert abs(done.output_tokens - len(whole)) <= 3, "tokenized much as the model itself would have written it"
 
@@ -335,6 +338,7 @@ async def test_a_marker_may_straddle_tokens(model: Model, marker: str) -> None:
     outcome = await model.run(model.job(LETTERS, max_tokens=24, constraint=constraint))
     before, found, after = outcome.text.partition(marker)
     assert before in (" c ", " ", "") and found == marker and after in ("X.", "Y.")
+    assert b"".join(map(model.vocab.piece, outcome.done.tokens)).decode() == outcome.text
     assert outcome.done.output_tokens == sum(text.tokens for text in outcome.texts)
 
 
