@@ -15,6 +15,7 @@ from server.chat.events import BlockEvent
 from server.runtime.blocks import Blocks
 from server.runtime.clock import Timer
 from server.runtime.endpoint import Caller, Endpoint
+from server.runtime.options import Options
 from server.wire.records import Delta, Generation, GenerationRequest, WireError
 
 Stage = Literal["preparing", "consent", "loading", "submitted", "decoding", "checking", "settled"]
@@ -31,10 +32,13 @@ class LiveGeneration:
     waits for `result` alone. A consumer that goes away calls `abandon`.
     """
 
-    def __init__(self, caller: Caller, id: str, request: GenerationRequest, number: int) -> None:
+    def __init__(
+        self, caller: Caller, id: str, request: GenerationRequest, number: int, options: Options | None = None
+    ) -> None:
         self.caller = caller
         self.id = id
         self.request = request
+        self.options = options or Options()
         self.number = number
         """The runtime's own name for it: its job with the engine, and what the owner sees."""
         self.stage: Stage = "preparing"

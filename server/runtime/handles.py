@@ -43,6 +43,10 @@ class Handles:
         self._selections.move_to_end(handle)
         return handle
 
+    def held(self, endpoint: Endpoint, connection: Connection) -> bool:
+        """Whether the endpoint has a handle to the connection as it is now."""
+        return _Selection(endpoint, connection, connection.revision) in self._handles
+
     def resolve(self, endpoint: Endpoint, handle: str) -> Connection:
         """Raises `selection-expired`. Looks at the connection's file, but loads nothing and asks nobody."""
         selection = self._selections.get(handle)

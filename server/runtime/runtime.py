@@ -24,6 +24,7 @@ from server.runtime.faults import log_fault
 from server.runtime.generation import LiveGeneration, Outcome
 from server.runtime.handles import Handles
 from server.runtime.limits import Rate
+from server.runtime.options import Options
 from server.runtime.ports import ChatService, FetchFile, MakeParser, ModelEngine, StartEngine
 from server.wire import check_generation
 from server.wire.records import (
@@ -40,6 +41,7 @@ from server.wire.records import (
 
 log = logging.getLogger(__name__)
 
+_NO_OPTIONS = Options()
 NO_CHARGE = "no charge: the model runs on this server"
 
 
@@ -113,7 +115,9 @@ class Runtime:
         connection = self.handles.resolve(caller.endpoint, handle)
         return self._model(handle, connection, await connection.capabilities())
 
-    def generate(self, caller: Caller, id: str, request: GenerationRequest) -> LiveGeneration:
+    def generate(
+        self, caller: Caller, id: str, request: GenerationRequest, options: Options = _NO_OPTIONS
+    ) -> LiveGeneration:
         """Registers the generation, starts its deadline and sets it going. Raises `invalid-request` on an id in use and
         `quota-exceeded` over a limit; every other failure is its outcome."""
         own = self._live.get(caller.endpoint, {})
@@ -127,7 +131,7 @@ class Runtime:
         if sum(map(len, self._live.values())) >= self.limits.concurrent:
             raise WireError("quota-exceeded", "too many generations are active", reason="concurrency")
         _check_images(request, self.limits)
-        live = LiveGeneration(caller, id, request, next(self._numbers))
+        live = LiveGeneration(caller, id, request, next(self._numbers), options)
         self._live.setdefault(caller.endpoint, own)[id] = live
         deadline = self.clock.now() + self.config.server.deadline
         live.timer = self.clock.call_later(self.config.server.deadline, lambda: live.settle(_timeout()))
@@ -263,6 +267,22 @@ class Runtime:
             raise WireError("unsupported", "the chosen connection has been disabled")
         return connection, capabilities
 
+    async def _handle(self, live: LiveGeneration) -> str:
+        """The request's handle; where the options name a connection, the endpoint's own to that one.
+
+        An owner who makes an endpoint's choices is asked before its first handle, as by `select`.
+        """
+        if live.options.connection is None:
+            return live.request.handle
+        connection = self.connection(live.options.connection)
+        if connection is None or not connection.enabled:
+            raise WireError("unsupported", "no such connection is offered")
+        capabilities = await connection.capabilities()
+        if live.caller.select == "ask" and not self.handles.held(live.endpoint, connection):
+            wanted = Requirements(model=connection.config.model)
+            await self._choose(live.caller, [(connection, capabilities)], wanted)
+        return self.handles.issue(live.endpoint, connection)
+
     def _model(self, handle: str, connection: Connection, capabilities: Capabilities) -> Model:
         return Model(
             handle=handle,
@@ -299,7 +319,8 @@ class Runtime:
 
     async def _run(self, live: LiveGeneration, deadline: float) -> Generation:
         request = live.request
-        connection = self.handles.resolve(live.endpoint, request.handle)
+        handle = await self._handle(live)
+        connection = self.handles.resolve(live.endpoint, handle)
         live.connection = connection.key
         capabilities = await connection.capabilities()
         _check_supported(request, capabilities)
@@ -313,21 +334,22 @@ class Runtime:
         live.stage = "loading"
         async with connection.in_use() as engine:
             _check_fits(prepared, engine.info.context_length)
+            # Consent and loading take time: the selection that was asked about must still be the one that is used.
+            if self.handles.resolve(live.endpoint, handle) is not connection:
+                raise _selection_changed()
             job = self._job(live, connection, prepared, deadline)
             return await self._decode(live, engine, job, prepared)
 
     def _job(self, live: LiveGeneration, connection: Connection, prepared: Prepared, deadline: float) -> Job:
         request = live.request
-        # Consent and loading take time: the selection that was asked about must still be the one that is used.
-        if self.handles.resolve(live.endpoint, request.handle) is not connection:
-            raise _selection_changed()
+        sampling = replace(connection.config.sampling, **live.options.sampling)
+        if request.temperature is not None:
+            sampling = replace(sampling, temperature=request.temperature)
         live.stage = "submitted"
         return Job(
             id=live.number,
             tokens=prepared.tokens,
-            sampling=connection.config.sampling
-            if request.temperature is None
-            else replace(connection.config.sampling, temperature=request.temperature),
+            sampling=sampling,
             scope="" if self.config.server.cache_scope == "shared" else live.endpoint.scope,
             deadline=deadline,
             max_tokens=_lower(request.max_tokens, self.limits.max_tokens),

@@ -1,0 +1,18 @@
+"""What a projection beside NAP-LLM may ask of one generation that the wire's request has no word for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Nothing asked is what NAP-LLM asks. Whoever fills this in has checked it; what it does to the output is the
+    runtime's business alone, so that every projection has one settlement, one consent and one set of limits."""
+
+    connection: str | None = None
+    """Key of the connection to use, in place of the request's handle (which is not looked at then)."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `engine.messages.Sampling` that take the place of the connection's own."""
