@@ -72,6 +72,8 @@ class ConnectionConfig:
     name: str
     model: str
     source: Source
+    mmproj: Source | None = None
+    """The GGUF of the projector that lets the model see images; None: it reads text only."""
     context_length: int = 0
     slots: int = 8
     threads: int = 0
@@ -92,10 +94,11 @@ class ConnectionConfig:
     """Whether a loop of tool calls may go on without the reasoning that led to the calls, which the wire cannot carry:
     "dropped" goes on, "required" refuses it."""
 
-    def spec(self, path: Path, *, queue: int) -> ModelSpec:
-        """How the engine's worker loads this connection's model from `path`."""
+    def spec(self, path: Path, *, queue: int, projector: Path | None = None) -> ModelSpec:
+        """How the engine's worker loads this connection's model from `path`, with the projector from its own."""
         return ModelSpec(
             path=str(path),
+            projector=None if projector is None else str(projector),
             context_length=self.context_length,
             slots=self.slots,
             threads=self.threads,
@@ -217,6 +220,7 @@ def _connection(key: str, table: _Table, directory: Path) -> ConnectionConfig:
         name=table.text("name", model),
         model=model,
         source=_source(table.table("source", required=True), directory),
+        mmproj=_source(table.table("mmproj"), directory) if "mmproj" in table.unread else None,
         context_length=table.integer("context_length", 0, 0, 2**24),
         slots=table.integer("slots", 8, 1, 256),
         threads=table.integer("threads", 0, 0, 1024),

@@ -44,6 +44,7 @@ def test_the_defaults(tmp_path: Path) -> None:
     (connection,) = config.connections
     assert connection.name == "exact-1"
     assert connection.source == Source(path=tmp_path.resolve() / "one.gguf")
+    assert connection.mmproj is None
     assert connection.sampling == Sampling()
     assert connection.capabilities == Restrictions()
     assert connection.template is None
@@ -83,9 +84,13 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
         sampling = {{ temperature = 0, top_k = 1, top_p = 0.5, min_p = 0, repeat_penalty = 1.1, seed = 7 }}
         capabilities = {{ images = false, json = true, tools = true, tool_choice_modes = ["none", "auto"] }}
 
+        [models.b.mmproj]
+        path = "eyes.gguf"
+
         [models.a]
         model = "a"
         source.path = "/somewhere/a.gguf"
+        mmproj.pypi = {{ distribution = "a-b", version = "1.0", member = "a/eyes.gguf", sha256 = "{SHA256}" }}
         """,
     )
     server = config.server
@@ -104,6 +109,10 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
     assert first.template == "{{ messages }}"
     assert (first.thinking, first.reasoning_effort, first.reasoning_continuation) == (False, "low", "required")
     assert second.source == Source(path=Path("/somewhere/a.gguf"))
+    assert first.mmproj == Source(path=tmp_path.resolve() / "eyes.gguf")
+    assert second.mmproj == Source(pypi=Wheel("a-b", "1.0", "a/eyes.gguf", SHA256))
+    assert first.spec(Path("/f.gguf"), queue=0).projector is None
+    assert first.spec(Path("/f.gguf"), queue=0, projector=Path("/e.gguf")).projector == "/e.gguf"
     spec = first.spec(Path("/f.gguf"), queue=server.limits.queue)
     assert (spec.path, spec.context_length, spec.slots, spec.threads, spec.gpu_layers, spec.queue) == (
         "/f.gguf",
@@ -135,6 +144,8 @@ REFUSED = [
     ("[server.limits]\nbodies = 1\n" + MINIMAL, "server.limits", "bodies"),
     ("[server.limits]\nconcurrent = 0\n" + MINIMAL, "server.limits", "concurrent"),
     ("[server.limits]\nimages = -1\n" + MINIMAL, "server.limits", "images"),
+    (MINIMAL + "mmproj = {}\n", "models.one.mmproj", ""),
+    (MINIMAL + 'mmproj = "eyes.gguf"\n', "models.one", "mmproj"),
     ("[server.limits]\nimage_bytes = 0\n" + MINIMAL, "server.limits", "image_bytes"),
     ("[server.limits]\nbody_bytes = 1.5\n" + MINIMAL, "server.limits", "body_bytes"),
     ('[models."a b"]\nmodel = "x"\nsource.path = "x"\n', "models.a b", ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from dataclasses import dataclass, field
 from typing import Literal
@@ -44,9 +45,33 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """One sequence to generate. `tokens` is the whole prompt; `scope` bounds which jobs may share its cache.
+class Picture:
+    """A decoded image: `rgb` holds `width` × `height` pixels of three bytes, row by row from the top left.
 
+    `digest` stands for the content wherever images are compared or kept: equal digests must mean equal pixels and size
+    (SHA-256 over both, say; `Picture.of` computes it).
+    """
+
+    width: int
+    height: int
+    rgb: bytes = field(repr=False)
+    digest: str
+
+    @classmethod
+    def of(cls, width: int, height: int, rgb: bytes) -> Picture:
+        """A picture with the digest of its content. Raises ValueError where size and pixels do not agree."""
+        if width < 1 or height < 1 or len(rgb) != 3 * width * height:
+            raise ValueError("rgb must hold three bytes for each pixel")
+        return cls(width, height, rgb, hashlib.sha256(b"%d %d " % (width, height) + rgb).hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One sequence to generate. `tokens` is the whole prompt's text; `scope` bounds which jobs may share its cache.
+
+    `pictures` stand in the prompt: each with the offset in `tokens` before which it stands, in ascending order (equal
+    offsets: one directly after the other). What the model wants around an image (its begin and end tokens, breaks
+    between its parts) comes with the image and is not in `tokens`. A prompt ends with at least one token of text.
     `deadline` is in seconds of `time.monotonic()` (one clock for all processes of the machine).
     `banned` tokens are never sampled.
     """
@@ -59,6 +84,7 @@ class Job:
     max_tokens: int | None = None
     constraint: Constraint | None = None
     banned: tuple[int, ...] = ()
+    pictures: tuple[tuple[int, Picture], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +97,8 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Done:
+    """The generation ended by itself. `prompt_tokens` and `cache_read_tokens` count those of images too."""
+
     finish: Literal["stop", "length"]
     prompt_tokens: int
     output_tokens: int
@@ -107,6 +135,8 @@ class ModelSpec:
     prefill_slowdown: float = 2.5
     """How much longer a step of running answers may take while prompts are prefilled beside them."""
     queue: int = 64
+    projector: str | None = None
+    """Path of the GGUF that turns images into the model's embeddings (llama.cpp's "mmproj"). None: text only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +149,8 @@ class ModelInfo:
     slots: int
     vocabulary: int
     backends: tuple[str, ...] = ()
+    vision: bool = False
+    """Whether the projector takes images; one for sound alone does not."""
 
 
 class EngineError(Exception):

@@ -67,7 +67,8 @@ class Connection:
         self._users = 0
         self._idle: Timer | None = None
         self._path: Path | None = None
-        self._stamp: Stamp | None = None
+        self._projector: Path | None = None
+        self._stamps: list[Stamp] | None = None
         self._capabilities: Capabilities | None = None
         self._loading: asyncio.Task[ModelEngine] | None = None
         self.loaded: ModelEngine | None = None
@@ -82,9 +83,11 @@ class Connection:
         return self.config.key
 
     async def ready(self) -> Path:
-        """The model's file, found or fetched. Raises `provider-error` with a safe reason."""
+        """The model's file (and its projector's), found or fetched. Raises `provider-error` with a safe reason."""
         if self._path is None:
             try:
+                if self.config.mmproj is not None:
+                    self._projector = await asyncio.to_thread(self._fetch_file, self.config.mmproj)
                 self._path = await asyncio.to_thread(self._fetch_file, self.config.source)
             except Exception as error:
                 log.warning("connection %s: its file cannot be had (%s)", self.key, type(error).__name__)
@@ -94,13 +97,16 @@ class Connection:
         return self._path
 
     def revalidate(self) -> bool:
-        """Looks at the file again. Where it has changed, the revision does, and its engine is retired."""
-        stamp = _stamp(self._path) if self._path is not None else None
-        if stamp is None:
+        """Looks at the files again. Where one has changed, the revision does, and its engine is retired."""
+        if self._path is None:
             return False
-        if self._stamp is not None and stamp != self._stamp:
+        stamps = [_stamp(path) for path in (self._path, self._projector) if path is not None]
+        known = [stamp for stamp in stamps if stamp is not None]
+        if len(known) < len(stamps):
+            return False
+        if self._stamps is not None and known != self._stamps:
             self.expire()
-        self._stamp = stamp
+        self._stamps = known
         return True
 
     def expire(self) -> None:
@@ -186,7 +192,7 @@ class Connection:
         return engine
 
     async def _start(self) -> ModelEngine:
-        spec = self.config.spec(await self.ready(), queue=self._queue)
+        spec = self.config.spec(await self.ready(), queue=self._queue, projector=self._projector)
         try:
             try:
                 return await self._start_engine(spec)
