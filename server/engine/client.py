@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import cast
 
 import server
+from server.engine.counts import Counts
 from server.engine.memory import huge_pages
 from server.engine.messages import Done, EngineError, EngineStats, Event, Failed, Job, ModelInfo, ModelSpec, Text
-from server.engine.protocol import Cancel, Crashed, Decoder, Load, Ready, Refused, Step, Submit, encode
+from server.engine.protocol import Cancel, Crashed, Decoder, Load, Ping, Pong, Ready, Refused, Step, Submit, encode
+from server.engine.watchdog import CHECKS, Watchdog
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +40,8 @@ class Generation(AsyncIterator[Event]):
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._bytes: list[bytes] = []
         self._tokens = 0
+        self.begun = False
+        """Whether there has been output."""
         self._end: Done | Failed | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._finished = False
@@ -50,6 +54,7 @@ class Generation(AsyncIterator[Event]):
     def push(self, piece: bytes, tokens: int) -> None:
         """Output from the worker. Pieces that wait for the consumer become one `Text`."""
         if self._end is None:
+            self.begun = True
             self._bytes.append(piece)
             self._tokens += tokens
             self._wake()
@@ -146,7 +151,9 @@ class Engine:
         self._ready = False
         self._closing = False
         self._load = (0, 0)
-        self._counts = [0, 0, 0, 0, 0]
+        self._last_output = 0.0
+        self._watchdog = Watchdog()
+        self.counts = Counts()
 
     @property
     def alive(self) -> bool:
@@ -160,7 +167,17 @@ class Engine:
 
     def stats(self) -> EngineStats:
         active = self._load[0] if self._live else 0
-        return EngineStats(active, max(0, len(self._live) - active), *self._counts)
+        counts = self.counts
+        return EngineStats(
+            active,
+            max(0, len(self._live) - active),
+            counts.prompt_tokens,
+            counts.cache_read_tokens,
+            counts.output_tokens,
+            counts.restarts,
+            counts.forced_tokens,
+            *(self._load if self._ready else (0, 0)),
+        )
 
     # --- jobs
 
@@ -213,9 +230,12 @@ class Engine:
             generation.timer.cancel()
         generation.settle(end)
         if isinstance(end, Done):
-            self._counts[0] += end.prompt_tokens
-            self._counts[1] += end.cache_read_tokens
-            self._counts[4] += end.forced_tokens
+            counts = self.counts
+            counts.finished += 1
+            counts.prompt_tokens += end.prompt_tokens
+            counts.cache_read_tokens += end.cache_read_tokens
+            counts.cache_hits += end.cache_read_tokens > 0
+            counts.forced_tokens += end.forced_tokens
         if not told and self._ready:
             self._send(Cancel(generation.job.id))
         elif not told:
@@ -230,14 +250,25 @@ class Engine:
     def _on_frame(self, frame: object) -> None:
         if isinstance(frame, Step):
             live = self._live
+            counts = self.counts
+            further = 0
             for job_id, piece, tokens in frame.output:
-                self._counts[2] += tokens
+                counts.output_tokens += tokens
                 if (generation := live.get(job_id)) is not None:
+                    further += generation.begun
                     generation.push(piece, tokens)
+            if frame.output:
+                # Whoever decodes does so in every step: the time since the last one is the gap of each of them.
+                now = time.monotonic()
+                if further:
+                    counts.gaps.observe(now - self._last_output, further)
+                self._last_output = now
             for job_id, end in frame.ended:
                 if (generation := live.get(job_id)) is not None:
                     self._end(generation, end, told=True)
             self._load = (frame.active, frame.queued)
+        elif isinstance(frame, Pong):
+            self._watchdog.answered(frame.steps, frame.cpu, time.monotonic())
         elif isinstance(frame, Crashed):
             _log.error("the worker failed: %s", frame.trace)
         elif isinstance(frame, Ready | Refused) and self._answer is not None and not self._answer.done():
@@ -305,7 +336,7 @@ class Engine:
         while True:
             assert self._connection is not None
             born = time.monotonic()
-            await self._connection.closed
+            await self._watch(self._connection)
             self._fail_all("the model's worker process died")
             await self._stop_worker()
             if self._on_exit is not None:
@@ -315,14 +346,31 @@ class Engine:
             while not self._ready:
                 await asyncio.sleep(_BACK_OFF[min(failures, len(_BACK_OFF) - 1)])
                 failures += 1
-                self._counts[3] += 1
+                self.counts.restarts += 1
                 try:
                     await self._start_worker()
                 except EngineError as error:
                     self._fail_all(error.reason)
 
+    async def _watch(self, connection: _Connection) -> None:
+        """Returns when the worker is gone; kills it where it has work and makes no progress."""
+        watchdog = self._watchdog = Watchdog()
+        period = self._spec.patience / CHECKS or None
+        while not (await asyncio.wait((connection.closed,), timeout=period))[0]:
+            if not self._live:
+                watchdog.rest()
+            elif watchdog.check():
+                _log.error("the worker has made no progress for too long: it is killed")
+                self.counts.hangs += 1
+                assert self._process is not None
+                self._process.kill()
+                return
+            else:
+                self._send(Ping())
+
     def _fail_all(self, reason: str) -> None:
         self._ready = False
+        self._load = (0, 0)
         self._waiting.clear()
         for generation in list(self._live.values()):
             self._end(generation, Failed("provider-error", reason), told=True)

@@ -137,6 +137,8 @@ class ModelSpec:
     queue: int = 64
     projector: str | None = None
     """Path of the GGUF that turns images into the model's embeddings (llama.cpp's "mmproj"). None: text only."""
+    patience: float = 60.0
+    """Seconds without progress after which a worker that has work counts as hung; 0: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,3 +178,6 @@ class EngineStats:
     restarts: int
     forced_tokens: int = 0
     """Output tokens of finished jobs that the constraint left no choice about."""
+    worker_active: int = 0
+    """Sequences in the worker's batch by its own account: ones cancelled a moment ago may be among them."""
+    worker_queued: int = 0

@@ -4,9 +4,9 @@ Every frame is four bytes of length (little endian) and one of the tuples below:
 quicker, where it is a step that settles no job, as nearly every frame is. The first byte tells them apart. Both ends
 are this program and the socket has no name, so nothing foreign is ever read.
 
-To the worker: one `Load`, then `Submit` and `Cancel`. Closing the socket tells it to exit.
-From the worker: `Ready` or `Refused`, then one `Step` for each step that has something to say, at last perhaps
-`Crashed`. A closed socket means that the worker is gone.
+To the worker: one `Load`, then `Submit`, `Cancel` and `Ping`. Closing the socket tells it to exit.
+From the worker: `Ready` or `Refused`, then one `Step` for each step that has something to say and a `Pong` for each
+`Ping`, at last perhaps `Crashed`. A closed socket means that the worker is gone.
 """
 
 from __future__ import annotations
@@ -36,6 +36,17 @@ class Submit(NamedTuple):
 
 class Cancel(NamedTuple):
     job_id: int
+
+
+class Ping(NamedTuple):
+    """Say how far you are, at once, whatever is under way."""
+
+
+class Pong(NamedTuple):
+    """Steps finished and seconds of CPU time used since the worker's start."""
+
+    steps: int
+    cpu: float
 
 
 class Ready(NamedTuple):

@@ -26,7 +26,7 @@ from server.engine import llama
 from server.engine.constraint import ConstraintError, Guard
 from server.engine.device import cores
 from server.engine.messages import Done, Failed, ModelInfo, ModelSpec
-from server.engine.protocol import Cancel, Crashed, Decoder, Load, Ready, Refused, Step, Submit, encode
+from server.engine.protocol import Cancel, Crashed, Decoder, Load, Ping, Pong, Ready, Refused, Step, Submit, encode
 from server.engine.sampler import PENALTY_WINDOW, NothingAllowed, TokenSampler
 from server.engine.scheduler import Admission, Prefix, Scheduler, Sequence
 from server.engine.threads import Threads
@@ -61,6 +61,8 @@ class Worker:
 
     def __init__(self, connection: socket.socket, spec: ModelSpec, *, repack: bool = True) -> None:
         self._connection = connection
+        self._sending = threading.Lock()
+        self._steps = 0
         self.inbox: queue.SimpleQueue[Submit | Cancel] = queue.SimpleQueue()
         self._model = llama.Model(spec.path, gpu_layers=spec.gpu_layers, repack=repack)
         if not self._model.decoder:
@@ -130,8 +132,15 @@ class Worker:
         readable.register(self._connection, select.POLLIN)
         while readable.poll() and (data := self._connection.recv(1 << 16)):
             for frame in decoder.feed(data):
-                self.put(frame)
+                if isinstance(frame, Ping):
+                    self._send(Pong(self._steps, time.process_time()))
+                else:
+                    self.put(frame)
         os._exit(0)
+
+    def _send(self, frame: Step | Pong) -> None:
+        with self._sending:  # both threads do
+            self._connection.sendall(encode(frame))
 
     def put(self, frame: Submit | Cancel) -> None:
         """Hand a frame to the main thread; stop the step under way where a cancel has made most of it idle."""
@@ -223,6 +232,7 @@ class Worker:
             return  # perhaps a cancel, come before the reader thread could know of this step: plan again
         began = time.monotonic()
         result = self._decode(count)
+        self._steps += 1
         self._flight = Flight({})
         if result == llama.OK:
             decoding = sum(tokens == 1 for _, tokens in plan)
@@ -355,7 +365,7 @@ class Worker:
         load = len(self._scheduler.running), len(self._scheduler.queue)
         if self._output or self._ended or load != self._load:
             self._load = load
-            self._connection.sendall(encode(Step(self._output, self._ended, *load)))
+            self._send(Step(self._output, self._ended, *load))
             self._output, self._ended = [], []
 
 

@@ -1,0 +1,113 @@
+"""A worker that hangs is killed; one that merely takes long is not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from server.engine import Engine, ModelSpec, Vocab
+from server.engine import watchdog as module
+from server.engine.watchdog import CHECKS, LONGEST, Watchdog
+from tests.engine.conftest import Model, collect
+from tests.engine.test_generate import LETTERS, LONG
+
+
+def checks_until_hung(dog: Watchdog, most: int = 1000) -> int | None:
+    return next((number for number in range(1, most + 1) if dog.check()), None)
+
+
+def test_silence_hangs_after_the_patience() -> None:
+    assert checks_until_hung(Watchdog()) == CHECKS + 1
+
+
+def test_steps_are_progress() -> None:
+    dog = Watchdog()
+    for step in range(100):
+        dog.answered(step, 0.0, float(step))
+        assert not dog.check()
+    assert checks_until_hung(dog) == CHECKS
+
+
+def test_one_long_step_that_computes_may_take_longer_but_not_for_ever() -> None:
+    dog = Watchdog()
+    dog.answered(7, 0.0, 0.0)
+    for second in range(1, CHECKS * LONGEST + 1):
+        assert not dog.check(), second
+        dog.answered(7, second * 0.5, float(second))
+    assert dog.check()
+
+
+def test_answering_alone_is_no_progress() -> None:
+    dog = Watchdog()
+    dog.answered(7, 1.0, 0.0)
+    for second in range(1, CHECKS + 1):
+        assert not dog.check()
+        dog.answered(7, 1.0 + 0.001 * second, float(second))
+    assert dog.check()
+
+
+def test_rest_starts_afresh() -> None:
+    dog = Watchdog()
+    for _ in range(CHECKS):
+        dog.check()
+    dog.rest()
+    assert checks_until_hung(dog) == CHECKS + 1
+
+
+async def test_a_stopped_worker_is_killed_and_another_goes_on(
+    smollm2: Path, vocab: Vocab, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    engine = await Engine.start(ModelSpec(str(smollm2), context_length=2048, patience=0.8))
+    try:
+        model = Model(engine, vocab)
+        generations = [engine.generate(model.job(LETTERS, max_tokens=None)) for _ in range(2)]
+        for generation in generations:
+            await anext(generation)
+        stopped = engine.pid
+        os.kill(stopped, signal.SIGSTOP)
+        outcomes = [await collect(generation) for generation in generations]
+        assert [outcome.failed.code for outcome in outcomes] == ["provider-error"] * 2
+        after = await model.run(model.job(LETTERS, max_tokens=2))
+        assert after.done.output_tokens == 2
+        assert engine.pid != stopped and not psutil.pid_exists(stopped)
+        assert (engine.counts.hangs, engine.counts.restarts) == (1, 1)
+        assert "no progress" in caplog.text
+    finally:
+        await engine.close()
+
+
+async def test_a_stopped_worker_without_work_is_left_alone(smollm2: Path, vocab: Vocab) -> None:
+    engine = await Engine.start(ModelSpec(str(smollm2), context_length=512, patience=0.2))
+    try:
+        model = Model(engine, vocab)
+        os.kill(engine.pid, signal.SIGSTOP)
+        await asyncio.sleep(1.0)  # many times the patience
+        os.kill(engine.pid, signal.SIGCONT)
+        assert (await model.run(model.job(LETTERS, max_tokens=2))).done.output_tokens == 2
+        assert engine.counts.hangs == 0
+    finally:
+        await engine.close()
+
+
+async def test_a_long_prefill_in_one_step_is_no_hang(
+    smollm2: Path, vocab: Vocab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LONGEST", 10**6)
+    spec = ModelSpec(str(smollm2), context_length=2048, slots=1, prefill_chunk=1600, patience=0.2)
+    engine = await Engine.start(spec)
+    try:
+        model = Model(engine, vocab)
+        job = model.job(LONG, max_tokens=1)
+        assert len(job.tokens) > 1400, "seconds of work"
+        outcome = await model.run(job)
+        assert outcome.done.output_tokens == 1
+        assert engine.counts.hangs == 0
+    finally:
+        await engine.close()
