@@ -18,7 +18,18 @@ from typing import cast
 import server
 from server.engine.counts import Counts
 from server.engine.memory import huge_pages
-from server.engine.messages import Done, EngineError, EngineStats, Event, Failed, Job, ModelInfo, ModelSpec, Text
+from server.engine.messages import (
+    Done,
+    EngineError,
+    EngineStats,
+    Event,
+    Failed,
+    Job,
+    Logprob,
+    ModelInfo,
+    ModelSpec,
+    Text,
+)
 from server.engine.protocol import Cancel, Crashed, Decoder, Load, Ping, Pong, Ready, Refused, Step, Submit, encode
 from server.engine.watchdog import CHECKS, Watchdog
 
@@ -42,6 +53,7 @@ class Generation(AsyncIterator[Event]):
         self._tokens = 0
         self.begun = False
         """Whether there has been output."""
+        self._logprobs: list[Logprob] = []
         self._end: Done | Failed | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._finished = False
@@ -58,6 +70,10 @@ class Generation(AsyncIterator[Event]):
             self._bytes.append(piece)
             self._tokens += tokens
             self._wake()
+
+    def score(self, logprob: Logprob) -> None:
+        """Of a token whose output is pushed next."""
+        self._logprobs.append(logprob)
 
     def settle(self, end: Done | Failed) -> None:
         """The first end wins. Output that a cancelled or failed job has not delivered yet is dropped."""
@@ -80,8 +96,10 @@ class Generation(AsyncIterator[Event]):
                 text = self._decoder.decode(b"".join(self._bytes), final=self._end is not None)
                 self._bytes.clear()
                 if text:
-                    tokens, self._tokens = self._tokens, 0
-                    return Text(text, tokens)
+                    event = Text(text, self._tokens, tuple(self._logprobs))
+                    self._tokens = 0
+                    self._logprobs.clear()
+                    return event
             if self._end is not None:
                 self._finished = True
                 return self._end
@@ -252,6 +270,9 @@ class Engine:
             live = self._live
             counts = self.counts
             further = 0
+            for job_id, token, logprob, top in frame.logprobs:
+                if (generation := live.get(job_id)) is not None:
+                    generation.score(Logprob(token, logprob, top))
             for job_id, piece, tokens in frame.output:
                 counts.output_tokens += tokens
                 if (generation := live.get(job_id)) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,23 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
+class Stop:
+    """Texts that end an output where its answer holds one of them. What begins with it is not part of the output.
+
+    Thinking and calls are no answer: `thinking` is what they stand between, `calls` are markers from which on nothing
+    is looked for; `anchored`: only where the answer begins with one. Where the format frames its answers, they start
+    behind one of `begin`. `lead`: what of the prompt's end belongs to the output.
+    """
+
+    texts: tuple[str, ...]
+    thinking: tuple[str, str] | None = None
+    calls: tuple[str, ...] = ()
+    anchored: bool = False
+    begin: tuple[str, ...] = ()
+    lead: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """One sequence to generate. `tokens` is the whole prompt's text; `scope` bounds which jobs may share its cache.
 
@@ -85,14 +102,27 @@ class Job:
     constraint: Constraint | None = None
     banned: tuple[int, ...] = ()
     pictures: tuple[tuple[int, Picture], ...] = ()
+    stop: Stop | None = None
+    logprobs: int | None = None
+    """How many of the likeliest tokens to tell with each token, 0 for the chosen one's own log probability alone."""
+
+
+class Logprob(NamedTuple):
+    """One token's bytes in the output, its natural log probability, and the likeliest tokens with theirs."""
+
+    piece: bytes
+    logprob: float
+    top: tuple[tuple[bytes, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text that is certain: whole characters only. `tokens` counts the tokens behind it."""
+    """Text that is certain: whole characters only. `tokens` counts the tokens behind it, `logprobs` holds one entry
+    for each where the job asks."""
 
     text: str
     tokens: int
+    logprobs: tuple[Logprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +137,8 @@ class Done:
     """Output tokens the constraint left no choice about: appended, not sampled."""
     tokens: array[int] = field(default_factory=lambda: array("i"))
     """The output itself, without the token that ended it: behind the prompt it is what the sequence held."""
+    stopped: bool = False
+    """One of the job's stop sequences ended it: `finish` is "stop" and the text is cut before that."""
 
 
 @dataclass(frozen=True, slots=True)

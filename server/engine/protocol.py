@@ -67,12 +67,14 @@ class Crashed(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one step brought: (job, bytes, tokens) of new output, (job, end) of settled jobs, and the load after it."""
+    """What one step brought: (job, bytes, tokens) of new output, (job, end) of settled jobs, and the load after it;
+    and for jobs that ask, (job, *`Logprob`) of each of its tokens."""
 
     output: list[tuple[int, bytes, int]]
     ended: list[tuple[int, Done | Failed]]
     active: int
     queued: int
+    logprobs: list[tuple[int, bytes, float, tuple[tuple[bytes, float], ...]]]
 
 
 def encode(frame: Any) -> bytes:

@@ -25,10 +25,12 @@ from numpy.typing import NDArray
 from server.engine import llama
 from server.engine.constraint import ConstraintError, Guard
 from server.engine.device import cores
+from server.engine.logprobs import Logprobs, certain
 from server.engine.messages import Done, Failed, ModelInfo, ModelSpec
 from server.engine.protocol import Cancel, Crashed, Decoder, Load, Ping, Pong, Ready, Refused, Step, Submit, encode
 from server.engine.sampler import PENALTY_WINDOW, NothingAllowed, TokenSampler
 from server.engine.scheduler import Admission, Prefix, Scheduler, Sequence
+from server.engine.stop import StopSearch
 from server.engine.threads import Threads
 from server.engine.vocab import Vocab
 
@@ -99,7 +101,9 @@ class Worker:
             slowdown=spec.prefill_slowdown,
         )
         self._samplers: dict[int, tuple[TokenSampler, Guard | None]] = {}
+        self._stops: dict[int, StopSearch] = {}
         self._flight = Flight({})
+        self._logprobs: list[tuple[int, bytes, float, tuple[tuple[bytes, float], ...]]] = []
         self._output: list[tuple[int, bytes, int]] = []
         self._ended: list[tuple[int, Done | Failed]] = []
         self._load = 0, 0
@@ -194,6 +198,8 @@ class Worker:
             self._fail(sequence, "provider-error", str(error))
             return
         self._samplers[job.id] = (sampler, guard)
+        if job.stop is not None:
+            self._stops[job.id] = StopSearch(job.stop)
         if guard is not None and guard.active:
             self._append(sequence, sampler, guard, [], b"")  # what is forced from the start is part of the prefill
 
@@ -217,6 +223,7 @@ class Worker:
     def _release(self, sequence: Sequence) -> None:
         """A sequence leaves the batch; who waited for its prefill goes on with what there is."""
         self._samplers.pop(sequence.job.id, None)
+        self._stops.pop(sequence.job.id, None)
         if (follower := self._scheduler.release(sequence)) is not None:
             self._adopt(*follower)
 
@@ -291,6 +298,7 @@ class Worker:
         """Sample a sequence's next token and settle it where it ends."""
         job = sequence.job
         sampler, guard = self._samplers[job.id]
+        scores = Logprobs(logits, job.logprobs) if job.logprobs is not None else None
         try:
             token = sampler.choose(logits, guard if guard is not None and guard.active else None)
             if token in self._eog:
@@ -310,6 +318,8 @@ class Worker:
         except ConstraintError as error:
             self._fail(sequence, "provider-error", str(error))
             return
+        if scores is not None:
+            self._logprobs.append((job.id, *scores.of(token, piece, self._pieces)))
         self._append(sequence, sampler, guard, tokens, piece)
 
     def _append(
@@ -324,13 +334,18 @@ class Worker:
             tokens = tokens + forced
             piece += b"".join(self._pieces[token] for token in forced)
             sequence.forced += len(forced)
+            if job.logprobs is not None:
+                self._logprobs += [(job.id, *certain(self._pieces[token])) for token in forced]
         for token in tokens:
             sampler.accept(token)
         sequence.tokens.extend(tokens)
         sequence.output += len(tokens)
+        search = self._stops.get(job.id)
+        if search is not None:
+            piece = search.feed(piece)
         if tokens:
             self._output.append((job.id, piece, len(tokens)))
-        if guard is not None and guard.complete:
+        if (search is not None and search.found) or (guard is not None and guard.complete):
             self._finish(sequence, "stop")
         elif len(tokens) >= room:
             self._finish(sequence, "length")
@@ -350,9 +365,16 @@ class Worker:
                 self._fail(sequence, "provider-error", "the KV cache is full")
 
     def _finish(self, sequence: Sequence, finish: Literal["stop", "length"]) -> None:
-        prompt = len(sequence.job.tokens)
+        prompt, stopped = len(sequence.job.tokens), False
+        if (search := self._stops.get(sequence.job.id)) is not None:
+            if rest := search.finish():
+                self._output.append((sequence.job.id, rest, 0))
+            stopped = search.found
+            finish = "stop" if stopped else finish
         output = sequence.tokens[prompt:]
-        self._settle(sequence, Done(finish, prompt, sequence.output, sequence.cache_read, sequence.forced, output))
+        self._settle(
+            sequence, Done(finish, prompt, sequence.output, sequence.cache_read, sequence.forced, output, stopped)
+        )
 
     def _fail(self, sequence: Sequence, code: Literal["provider-error"], reason: str) -> None:
         self._settle(sequence, Failed(code, reason))
@@ -365,8 +387,8 @@ class Worker:
         load = len(self._scheduler.running), len(self._scheduler.queue)
         if self._output or self._ended or load != self._load:
             self._load = load
-            self._send(Step(self._output, self._ended, *load))
-            self._output, self._ended = [], []
+            self._send(Step(self._output, self._ended, *load, self._logprobs))
+            self._output, self._ended, self._logprobs = [], [], []
 
 
 def context_size(spec: ModelSpec, model: llama.Model) -> tuple[int, int]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -57,6 +58,7 @@ class Model:
         seconds: float = 60,
         constraint: Constraint | None = None,
         banned: tuple[int, ...] = (),
+        **fields: Any,
     ) -> Job:
         """A job of its own scope unless told otherwise, so that tests do not see each other's cache."""
         number = next(_ids)
@@ -69,6 +71,7 @@ class Model:
             max_tokens=max_tokens,
             constraint=constraint,
             banned=banned,
+            **fields,
         )
 
     async def run(self, job: Job) -> Outcome:

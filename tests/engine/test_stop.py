@@ -1,0 +1,151 @@
+"""Stop sequences: where an output ends, whatever it is cut into, and what a live engine makes of them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.engine import Sampling, Stop
+from server.engine.stop import StopSearch
+from tests.engine.conftest import Model
+from tests.engine.test_generate import LETTERS, MOON, NEXT
+
+THINK = ("<think>", "</think>")
+CALLS = ("<tool_call>", "[TOOL")
+
+
+def shown(stop: Stop, *pieces: str) -> tuple[str, bool]:
+    """What is shown of an output that comes in these pieces, and whether a stop sequence ended it."""
+    search = StopSearch(stop)
+    out = b"".join(search.feed(piece.encode()) for piece in pieces) + search.finish()
+    return out.decode(), search.found
+
+
+@pytest.mark.parametrize(
+    ("stop", "output", "expected"),
+    [
+        (Stop(("END",)), "a bENDc", "a b"),
+        (Stop(("END",)), "a b EN", None),
+        (Stop(("b", "abc")), "xab", "xa"),
+        (Stop(("b", "abc")), "xabc", "x"),
+        (Stop(("\n\n",)), "one\ntwo\n\nthree", "one\ntwo"),
+        (Stop(("é",)), "caf\u00e9 au lait", "caf"),
+        (Stop(("aab",)), "aaab", "a"),
+        # Thinking is no answer, whether it opens in the output or in the prompt.
+        (Stop(("x",), THINK), "<think>x</think>ab", None),
+        (Stop(("x",), THINK), "<think>x</think>axb", "<think>x</think>a"),
+        (Stop(("x",), THINK, lead="<think>"), "x</think>axb", "x</think>a"),
+        (Stop(("think",), THINK), "a<think>think</think>b think", "a<think>think</think>b "),
+        (Stop(("<",), THINK), "a<think>b<c</think>d<", "a<think>b<c</think>d"),
+        # Nor is a call, from its marker on.
+        (Stop(("}", "<"), None, CALLS), "text<tool_call>{}</tool_call>", None),
+        (Stop(("}", "<"), None, CALLS), "te}xt<tool_call>{}</tool_call>", "te"),
+        (Stop(("<tool",), None, CALLS), "a <tool> b", "a "),
+        # An anchored marker is one only where the answer begins.
+        (Stop(("b",), None, ("{",), anchored=True), ' {"a": "b"}', None),
+        (Stop(("b",), None, ("{",), anchored=True), 'a {"a": "b"}', 'a {"a": "'),
+        (Stop(("b",), THINK, ("{",), anchored=True), '<think>b</think>\n{"a": "b"}', None),
+        # Where answers are framed, what stands before the frame is none.
+        (Stop(("final", "x"), None, begin=("<final>",)), "<final>axb", "<final>a"),
+        (
+            Stop(("final", "x"), ("<plan>", "<end>"), begin=("<final>",)),
+            "x<plan>x<end>x<final>ax",
+            "x<plan>x<end>x<final>a",
+        ),
+        (Stop(("a",), None, begin=(">>>all\n",), lead=">>>"), "all\nbac", "all\nb"),
+    ],
+)
+def test_the_output_ends_before_the_sequence(stop: Stop, output: str, expected: str | None) -> None:
+    wanted = (output, False) if expected is None else (expected, True)
+    assert shown(stop, output) == wanted
+    assert shown(stop, *output) == wanted
+
+
+ALPHABET = st.text("ab<>", max_size=12)
+
+
+@given(
+    texts=st.lists(st.text("ab<", min_size=1, max_size=3), min_size=1, max_size=3),
+    pieces=st.lists(ALPHABET, max_size=6),
+    thinking=st.sampled_from([None, ("<a>", "<b>")]),
+    calls=st.sampled_from([(), ("<<",), ("ab<", "<")]),
+    anchored=st.booleans(),
+    begin=st.sampled_from([(), ("b>",)]),
+)
+def test_the_cut_into_pieces_changes_nothing(
+    texts: list[str],
+    pieces: list[str],
+    thinking: tuple[str, str] | None,
+    calls: tuple[str, ...],
+    anchored: bool,
+    begin: tuple[str, ...],
+) -> None:
+    stop = Stop(tuple(texts), thinking, calls, anchored, begin)
+    whole = "".join(pieces)
+    assert shown(stop, *pieces) == shown(stop, *whole) == shown(stop, whole)
+
+
+@given(
+    texts=st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=3), output=st.text("abc", max_size=20)
+)
+def test_plain_text_is_cut_at_the_first_of_them(texts: list[str], output: str) -> None:
+    first = min((at for text in texts if (at := output.find(text)) >= 0), default=None)
+    text, found = shown(Stop(tuple(texts)), *output)
+    assert found == (first is not None)
+    # Whichever is whole first has ended it: one that begins before that can only have been on its way.
+    assert output.startswith(text) and not any(each in text for each in texts)
+    if first is not None:
+        assert text == output[:first]
+
+
+live = pytest.mark.asyncio(loop_scope="package")
+
+
+@live
+async def test_a_stop_sequence_across_tokens_ends_the_job_and_is_never_shown(model: Model) -> None:
+    plain = await model.run(model.job(LETTERS, max_tokens=12))
+    assert plain.text.startswith(NEXT)
+    outcome = await model.run(model.job(LETTERS, max_tokens=12, stop=Stop(("d a b c",))))
+    assert outcome.text == " c "
+    assert all("d" not in text.text for text in outcome.texts)
+    # " c d a b c": the five tokens up to the one that completed the sequence, and no more.
+    assert (outcome.done.finish, outcome.done.stopped, outcome.done.output_tokens) == ("stop", True, 5)
+    assert b"".join(map(model.vocab.piece, outcome.done.tokens)) == b" c d a b c"
+    assert sum(text.tokens for text in outcome.texts) <= 5
+
+
+@live
+async def test_what_might_have_become_a_stop_sequence_is_shown_at_the_end(model: Model) -> None:
+    outcome = await model.run(model.job(LETTERS, max_tokens=4, stop=Stop(("b never",))))
+    assert (outcome.text, outcome.done.finish, outcome.done.stopped) == (" c d a b", "length", False)
+
+
+@live
+async def test_log_probabilities_come_with_their_tokens(model: Model) -> None:
+    plain = await model.run(model.job(MOON, max_tokens=8))
+    assert all(text.logprobs == () for text in plain.texts)
+    outcome = await model.run(model.job(MOON, max_tokens=8, logprobs=3))
+    found = [each for text in outcome.texts for each in text.logprobs]
+    assert len(found) == 8 == outcome.done.output_tokens
+    assert b"".join(each.piece for each in found).decode() == outcome.text
+    for each in found:
+        # Greedy: the chosen token is the likeliest, and the three stand in order.
+        assert each.top[0] == (each.piece, each.logprob)
+        assert [value for _, value in each.top] == sorted((value for _, value in each.top), reverse=True)
+        assert -20 < each.logprob < 0
+    alone = await model.run(model.job(MOON, max_tokens=2, logprobs=0))
+    assert all(each.top == () for text in alone.texts for each in text.logprobs)
+
+
+@live
+async def test_log_probabilities_are_the_models_own_whatever_bends_the_choice(model: Model) -> None:
+    job = model.job(LETTERS, max_tokens=1, logprobs=2)
+    (likeliest,) = (await model.run(job)).texts[0].logprobs
+    first = next(t for t in range(model.vocab.size) if model.vocab.piece(t) == likeliest.piece)
+    warm = Sampling(temperature=1.5, seed=1)
+    banned = await model.run(model.job(LETTERS, max_tokens=1, logprobs=2, banned=(first,), sampling=warm))
+    (chosen,) = banned.texts[0].logprobs
+    assert chosen.piece != likeliest.piece and chosen.logprob < likeliest.logprob
+    assert chosen.top[0][0] == likeliest.piece
+    assert chosen.top[0][1] == pytest.approx(likeliest.logprob, abs=0.2)
