@@ -74,7 +74,7 @@ class Step(NamedTuple):
     ended: list[tuple[int, Done | Failed]]
     active: int
     queued: int
-    logprobs: list[tuple[int, bytes, float, tuple[tuple[bytes, float], ...]]]
+    logprobs: list[tuple[int, bytes, float, tuple[tuple[bytes, float], ...]]] | tuple[()] = ()
 
 
 def encode(frame: Any) -> bytes:

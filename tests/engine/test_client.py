@@ -68,7 +68,7 @@ async def test_the_first_end_wins_and_a_failure_drops_what_waits() -> None:
 
 def test_frames_survive_any_cut() -> None:
     output = [(1, b"\xe2", 1)]
-    frames = [Submit(JOB), Cancel(1), Step(output, [], 1, 0, []), Step(output, [(1, DONE)], 0, 0, [])]
+    frames = [Submit(JOB), Cancel(1), Step(output, [], 1, 0), Step(output, [(1, DONE)], 0, 0)]
     frames.append(Step(output, [], 1, 0, [(1, b"\xe2", -0.5, ((b"\xe2", -0.5), (b"a", -2.0)))]))
     data = b"".join(map(encode, frames))
     for size in (1, 3, 7, len(data)):
