@@ -298,6 +298,8 @@ class Context:
         self._address = ctypes.cast(self._p, ctypes.c_void_p).value
         self._width = model.vocabulary
         self._rows = sequences
+        self._state: tuple[int, NDArray[np.uint8]] | None = None
+        """A sequence and what it holds, while that is so."""
         self._logits_at = 0
         self._logits: NDArray[np.float32] = np.zeros((0, 0), np.float32)
         # llama.cpp asks the abort callback between graph nodes, some thousand times a step; through Python each call
@@ -320,6 +322,7 @@ class Context:
         """Run the batch's first `count` tokens: OK, NO_SLOT (memory as before), ABORTED (some of
         the tokens may be in memory), negative on an error."""
         batch.struct.n_tokens = count
+        self._state = None
         return int(C.llama_decode(self._p, batch.struct))
 
     def use_threads(self, count: int) -> None:
@@ -341,6 +344,8 @@ class Context:
 
     def remove(self, sequence: int, start: int = -1, end: int = -1) -> bool:
         """Forget positions start ≤ p < end of a sequence; False where its memory cannot be cut there."""
+        if self._state is not None and self._state[0] == sequence:
+            self._state = None
         return bool(C.llama_memory_seq_rm(self._memory, sequence, start, end))
 
     def copy(self, source: int, target: int, count: int) -> bool:
@@ -353,13 +358,21 @@ class Context:
         if not self._split:
             C.llama_memory_seq_cp(self._memory, source, target, 0, count)
             return True
-        size = C.llama_state_seq_get_size(self._p, source)
-        state = np.empty(size, np.uint8).ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-        size = C.llama_state_seq_get_data(self._p, state, size, source)
-        if size and C.llama_state_seq_set_data(self._p, state, size, target) and self.remove(target, count):
+        state = self._state_of(source)
+        data = state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        if state.size and C.llama_state_seq_set_data(self._p, data, state.size, target) and self.remove(target, count):
             return True
         self.remove(target)
         return False
+
+    def _state_of(self, sequence: int) -> NDArray[np.uint8]:
+        """What a sequence holds, read once for all who copy it before the next step; empty where that failed."""
+        if self._state is None or self._state[0] != sequence:
+            size = C.llama_state_seq_get_size(self._p, sequence)
+            state = np.empty(size, np.uint8)
+            data = state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+            self._state = sequence, state[: C.llama_state_seq_get_data(self._p, data, size, sequence)]
+        return self._state[1]
 
     def first_position(self, sequence: int) -> int:
         """The oldest position still held, -1 where nothing is."""

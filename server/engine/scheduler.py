@@ -153,7 +153,7 @@ class Scheduler:
         common = {
             slot.id: common_prefix(slot.tokens, job.tokens) if slot.scope == job.scope else 0 for slot in self.slots
         }
-        donor = max(self.slots if self._copies else free, key=lambda slot: (common[slot.id], slot.runner is None))
+        donor = self._donor(self.slots if self._copies else free, common)
         count = common[donor.id]
         worth = self._copies and count >= _FEW and _COPIED * count >= len(donor.tokens)
         if donor.runner is None and count and 2 * count >= len(donor.tokens):
@@ -172,6 +172,19 @@ class Scheduler:
         slot.scope, slot.tokens, slot.runner = job.scope, sequence.tokens, sequence
         self.running.append(sequence)
         return Admission(sequence, prefix, rescue)
+
+    def _donor(self, slots: list[Slot], common: dict[int, int]) -> Slot:
+        """The slot that holds most of what a job begins with; of those that hold about as much the one that has it
+        soonest: one that is there, else one being prefilled, else one that waits for another itself."""
+        most = max(common[slot.id] for slot in slots)
+        near = [slot for slot in slots if common[slot.id] > max(0, most - _FEW)] or slots
+
+        def promise(slot: Slot) -> tuple[bool, bool, int, bool]:
+            runner, count = slot.runner, common[slot.id]
+            there = runner is None or runner.past >= count
+            return there, runner is None or runner.leader is None, count, runner is None
+
+        return max(near, key=promise)
 
     def _settle(self, slot: Slot, free: list[Slot], donor: Slot | None) -> tuple[Slot, Slot | None]:
         """The slot to run in and where to rescue what it holds, for a job that would take `slot`.

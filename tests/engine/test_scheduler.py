@@ -191,6 +191,20 @@ def test_jobs_that_begin_alike_prefill_it_once() -> None:
     assert second.leader is None and scheduler.awaited() == []
 
 
+def test_nobody_waits_for_one_who_waits_where_another_is_as_good() -> None:
+    scheduler = Scheduler(slots=4, chunk=64)
+    system = list(range(200))
+    scheduler.submit(job(1, [*system, 900, 901, 1]))
+    scheduler.submit(job(2, [*system, 902, 903, 2]))
+    scheduler.submit(job(3, [*system, 902, 904, 3]))  # one token more in common with the second
+    (leader, _), (second, _), (third, _) = admitted(scheduler)
+    assert second.leader is third.leader is leader and third.shared == 200
+    scheduler.submit(job(4, [*system, 902, 904, *range(300, 400)]))
+    scheduler.release(third)
+    [(fourth, _)] = admitted(scheduler)
+    assert fourth.leader is leader
+
+
 def test_who_waited_for_a_sequence_that_ends_goes_on_and_leads() -> None:
     scheduler = Scheduler(slots=4, chunk=64)
     system = list(range(200))
