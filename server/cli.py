@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import get_args
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from server.config import Config, ConfigError, ConnectionConfig, load_config
-from server.models import ModelError, fetch, location
+from server import library
+from server.config import Config, ConfigError, load_config
+from server.models import ModelError, cached, label
 from server.state import Consent, Select, StateError, TokenStore, default_state_dir, owner_token
 
 DEFAULT_HOST = "127.0.0.1"
@@ -80,6 +80,15 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_models(command("models", _models, "list the configured connections and their files"))
 
+    pulling = command("pull", library.pull, "fetch models, or what is new of them, and print their paths")
+    listing = command("list", library.listing, "list the model files on this machine, and those still to fetch")
+    removing = command("rm", library.rm, "remove fetched model files")
+    what = "a connection's key, or owner/repo:file on the Hugging Face Hub"
+    pulling.add_argument("what", nargs="*", metavar="WHAT", help=f"{what} (default: all connections)")
+    removing.add_argument("what", nargs="+", metavar="WHAT", help=what)
+    for each in (pulling, listing, removing):
+        _add_models(each)
+
     tokens = command("token", _token_list, "make, list and revoke the tokens of shells")
     actions = tokens.add_subparsers(required=True, metavar="ACTION")
     creating = actions.add_parser("create", help="make a token and print it; it is shown this once")
@@ -132,7 +141,7 @@ def _serve(options: argparse.Namespace) -> int:
     listener = _listen(options.host, options.port)
     host, port = listener.getsockname()[:2]
     for connection in config.connections:
-        _fetch(connection)
+        library.fetch_shown(connection.source)
 
     # What the other commands do not need is imported here: they answer at once.
     import uvicorn
@@ -196,23 +205,6 @@ def _announce(config: Config, host: str, port: int, token: str) -> None:
     print(f"Serving {names} at {url}/nap/llm\nConsole: {url}/#token={token}", flush=True)
 
 
-def _fetch(connection: ConnectionConfig) -> Path:
-    """The connection's file, with a progress bar on a terminal while it is downloaded."""
-    path = location(connection.source)
-    if path.is_file() or connection.source.path is not None:
-        return fetch(connection.source)
-    if not sys.stderr.isatty():
-        print(f"Fetching {path.name}", file=sys.stderr)
-        return fetch(connection.source)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(f"Fetching {path.name}", total=None)
-        return fetch(
-            connection.source,
-            progress=lambda done, total: bar.update(task, completed=done, total=max(done, total) if total else None),
-        )
-
-
 def _chat(options: argparse.Namespace) -> int:
     from server.talk import talk
 
@@ -234,9 +226,9 @@ def _models(options: argparse.Namespace) -> int:
     for connection in load_config(options.models).connections:
         console.print(connection.key, style="bold", end="")
         console.print(f"  {connection.name} ({connection.model})")
-        path = location(connection.source)
-        if not path.is_file():
-            console.print(f"  file      not here yet: {path}")
+        path = cached(connection.source)
+        if path is None:
+            console.print(f"  file      not here yet: {label(connection.source)}")
             continue
         vocab = Vocab.load(str(path))
         told = vocab.metadata.get

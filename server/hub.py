@@ -1,0 +1,253 @@
+"""Model files from the Hugging Face Hub, in that hub's own cache, where its other programs find them too.
+
+Network, tokens (`HF_TOKEN`, or its own login), endpoint (`HF_ENDPOINT`) and offline mode are `huggingface_hub`'s. It
+throws away what an interrupted download had; so each file comes here first, beside where it will lie, and goes on where
+it was left. The cache names a file by the SHA-256 that the hub gives for it: nothing else is put under that name.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from server.config import HubFile, hub_file
+
+Progress = Callable[[int, int], None]
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_CHUNK = 2**20
+
+
+class HubError(Exception):
+    """A file of the hub cannot be had: which, why, and what to do about it."""
+
+
+def cached(file: HubFile) -> Path | None:
+    """The (first) file where all its parts are in the cache, with the digests wanted; nobody is asked."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = [try_to_load_from_cache(file.repo, part, revision=file.revision) for part in file.parts]
+    paths = [Path(path) for path in found if isinstance(path, str)]
+    if len(paths) != len(found) or (file.sha256 and [*file.sha256] != [_digest(path) for path in paths]):
+        return None
+    return paths[0]
+
+
+def fetch(file: HubFile, *, progress: Progress | None = None) -> Path:
+    """Ask the hub for the file as its revision has it now, and download what is missing of its parts.
+
+    What `progress` raises ends the download; the next one goes on from there. Raises HubError.
+    """
+    from httpx2 import HTTPError
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+    from huggingface_hub.utils import build_hf_headers
+
+    try:
+        # A split model is all of one commit, whatever is pushed meanwhile.
+        revision, found = file.revision, []
+        for part in file.parts:
+            meta = get_hf_file_metadata(hf_hub_url(file.repo, part, revision=revision), headers=build_hf_headers())
+            if not (meta.commit_hash and meta.etag and meta.size is not None):
+                raise HubError(f"{_endpoint()} does not say what {file.repo}:{part} is; is it a hub?")
+            revision = meta.commit_hash
+            found.append((part, meta.etag, meta.size))
+        for (part, etag, _), sha256 in zip(found, file.sha256, strict=bool(file.sha256)):
+            if _SHA256.fullmatch(etag) and etag != sha256:
+                raise HubError(f"{file.repo}:{part} has SHA-256 {etag} there, not {sha256}: it is not downloaded")
+        total = sum(size for _, _, size in found)
+        before = 0
+        for part, etag, size in found:
+            told = None if progress is None else _shifted(progress, before, total)
+            _download(file.repo, part, revision, etag, size, told)
+            before += size
+        paths = [_link(file.repo, part, revision) for part in file.parts]
+        _note(file.repo, file.revision, revision)
+    except OfflineModeIsEnabled as error:
+        raise HubError(f"{file} is not here yet, and HF_HUB_OFFLINE forbids to ask for it") from error
+    except HfHubHTTPError as error:
+        raise HubError(_complaint(file, error)) from error
+    except HTTPError as error:
+        raise HubError(
+            f"{_endpoint()} cannot be reached ({type(error).__name__}); is the network there? Running again continues"
+        ) from error
+    except OSError as error:
+        raise HubError(f"{file} cannot be stored: {_reason(error)}") from error
+    for path, sha256 in zip(paths, file.sha256, strict=bool(file.sha256)):
+        if (digest := _digest(path)) != sha256:
+            raise HubError(f"{path.name} has SHA-256 {digest}, not {sha256}: it is not used")
+    return paths[0]
+
+
+def held() -> dict[HubFile, int]:
+    """The whole GGUF files in the cache, whoever put them there, and their bytes; of split ones all parts together."""
+    from huggingface_hub import constants
+
+    sizes: dict[tuple[str, str], int] = {}
+    for repository in sorted(Path(constants.HF_HUB_CACHE).glob("models--*--*")):
+        for path in sorted(repository.glob("snapshots/*/**/*.gguf")):
+            if path.is_file():
+                name = "/".join(path.relative_to(repository / "snapshots").parts[1:])
+                sizes[repository.name.removeprefix("models--").replace("--", "/"), name] = path.stat().st_size
+    found = {}
+    for repo, name in sizes:
+        try:
+            file = hub_file(f"{repo}:{name}")
+        except ValueError:  # a later part, counted with its first
+            continue
+        if all((repo, part) in sizes for part in file.parts):
+            found[file] = sum(sizes[repo, part] for part in file.parts)
+    return found
+
+
+def remove(file: HubFile) -> int:
+    """Take the file's parts out of the cache, whole or not, in every revision; the bytes that gave back."""
+    repository = _repository(file.repo)
+    freed = 0
+    for part in file.parts:
+        for pointer in repository.glob("snapshots/*"):
+            path = pointer / part
+            if not path.is_symlink():
+                freed += path.stat().st_size if path.exists() else 0
+                path.unlink(missing_ok=True)
+                continue
+            blob = path.resolve()
+            path.unlink()
+            shared = any(each.is_symlink() and each.resolve() == blob for each in repository.glob("snapshots/**/*"))
+            if blob.parent == (repository / "blobs").resolve() and blob.exists() and not shared:
+                freed += blob.stat().st_size
+                blob.unlink()
+    for half in repository.glob("blobs/*.incomplete"):
+        freed += half.stat().st_size
+        half.unlink()
+    if repository.exists() and not any(repository.glob("blobs/*")):
+        shutil.rmtree(repository)
+    return freed
+
+
+def _repository(repo: str) -> Path:
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
+
+
+def _download(repo: str, part: str, revision: str, etag: str, size: int, progress: Progress | None) -> None:
+    """Have the part in the cache under its digest; whole and right, or not at all."""
+    from huggingface_hub import constants, hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import WeakFileLock, build_hf_headers
+
+    blob = _repository(repo) / "blobs" / etag
+    if size > constants.MAX_HTTP_DOWNLOAD_SIZE:
+        return  # the hub serves so much only by its own protocol, which checks what it brings
+    lock = Path(constants.HF_HUB_CACHE) / ".locks" / _repository(repo).name / f"{etag}.lock"
+    for directory in (blob.parent, lock.parent):
+        directory.mkdir(parents=True, exist_ok=True)
+    with WeakFileLock(lock):
+        if blob.exists():
+            if progress is not None:
+                progress(size, size)
+            return
+        half = blob.with_name(f"{etag}.incomplete")
+        with half.open("ab") as out:
+            if out.tell() > size:
+                out.truncate(0)
+            http_get(
+                hf_hub_url(repo, part, revision=revision),
+                out,
+                resume_size=out.tell(),
+                headers=build_hf_headers(),
+                expected_size=size,
+                tqdm_class=_bar(progress, out.tell(), size),
+            )
+            out.flush()
+            os.fsync(out.fileno())
+        if _SHA256.fullmatch(etag) and (digest := _digest(half)) != etag:
+            half.unlink()
+            raise HubError(f"{repo}:{part} came damaged (SHA-256 {digest}, not {etag}); run again to download it anew")
+        os.replace(half, blob)
+
+
+def _link(repo: str, part: str, commit: str) -> Path:
+    """The part's name in the snapshot of its commit, which leads to its content."""
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(repo, part, revision=commit))
+
+
+def _note(repo: str, revision: str, commit: str) -> None:
+    """Remember which commit a branch or tag stands for."""
+    if revision != commit:
+        ref = _repository(repo) / "refs" / revision
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        ref.write_text(commit)
+
+
+def _shifted(progress: Progress, before: int, total: int) -> Progress:
+    return lambda done, _: progress(before + done, total)
+
+
+def _bar(progress: Progress | None, done: int, size: int) -> Any:
+    """A progress bar, to `huggingface_hub`, that shows nothing and tells `progress`."""
+    from tqdm import tqdm
+
+    class Bar(tqdm):  # type: ignore[misc]
+        def __init__(self, *_: Any, **__: Any) -> None:
+            super().__init__(disable=True)
+            self.done = done
+            self.update(0)
+
+        def update(self, n: float | None = 1) -> None:
+            self.done += int(n or 0)
+            if progress is not None:
+                progress(self.done, size)
+
+    return Bar
+
+
+def _digest(path: Path) -> str:
+    """The file's SHA-256: by its name in the cache, else by its content."""
+    name = path.resolve().name
+    if _SHA256.fullmatch(name):
+        return name
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _endpoint() -> str:
+    from huggingface_hub import constants
+
+    return constants.ENDPOINT
+
+
+def _complaint(file: HubFile, error: Any) -> str:
+    """What an answer of the hub means for whoever asked. Answers hold no secret, but say little."""
+    from huggingface_hub import get_token
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    status = error.response.status_code
+    login = "give one by HF_TOKEN or `hf auth login`" if get_token() is None else "the token given does not open it"
+    if isinstance(error, GatedRepoError):
+        return f"{file.repo} is gated: accept its terms at {_endpoint()}/{file.repo}; a token is needed too ({login})"
+    if isinstance(error, RepositoryNotFoundError) or status in (401, 403):
+        return f"{_endpoint()} has no repository {file.repo}, or it is private: a token is needed then ({login})"
+    if isinstance(error, RevisionNotFoundError):
+        return f"{file.repo} has no revision {file.revision}"
+    if isinstance(error, EntryNotFoundError):
+        return f"{file.repo} has no such file in revision {file.revision}: {file.file} (or a part of it)"
+    return f"{_endpoint()} answers {status} for {file}; running again continues"
+
+
+def _reason(error: OSError) -> str:
+    return "no space left on the disk" if error.errno == errno.ENOSPC else str(error.strerror or error)
