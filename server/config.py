@@ -12,11 +12,11 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, get_args, overload
+from typing import Any, NamedTuple, cast, get_args, overload
 from urllib.parse import urlsplit
 
 from server.engine.messages import ModelSpec, Sampling
-from server.wire.records import ToolChoiceMode
+from server.wire.records import ReasoningEffort, ToolChoiceMode
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -97,6 +97,20 @@ class Restrictions:
 
 
 @dataclass(frozen=True, slots=True)
+class Support:
+    """What the owner says that a model takes. None: whatever its template can be told. Never widens that."""
+
+    reasoning_efforts: tuple[ReasoningEffort, ...] | None = None
+    thinking: bool | None = None
+    temperature: bool = True
+    temperature_max: float = 2.0
+    temperature_with_reasoning: bool = True
+    """Whether a temperature may be set while the model reasons."""
+    max_output_tokens: int = 0
+    """0: no limit of the model's own."""
+
+
+@dataclass(frozen=True, slots=True)
 class ConnectionConfig:
     """One `[models.KEY]` table. Zeros stand for what the model was trained for or the machine suggests."""
 
@@ -119,9 +133,13 @@ class ConnectionConfig:
     template: str | None = None
     """Takes the place of the model's own chat template."""
     thinking: bool | None = None
-    """Switches thinking on or off where the template can. None: as the template has it."""
-    reasoning_effort: str | None = None
-    """How much to think; the nearest that the template knows is taken. None: as the template has it."""
+    """Switches thinking on or off where the model can be told. None: on there."""
+    reasoning_effort: ReasoningEffort | None = None
+    """How much to think; the nearest that the model takes counts. None: as the template has it."""
+    temperature: float | None = None
+    """Where the model takes one. None: `sampling`'s."""
+    supports: Support = field(default_factory=Support)
+    """What the model takes of the three wishes above."""
     reasoning_continuation: str = "dropped"
     """Whether a loop of tool calls may go on without the reasoning that led to the calls, which the wire cannot carry:
     "dropped" goes on, "required" refuses it."""
@@ -183,11 +201,20 @@ class ServerConfig:
     limits: Limits = field(default_factory=Limits)
 
 
+class Route(NamedTuple):
+    """What a caller of `/llm/complete` says of its purpose; None is said by who says nothing."""
+
+    use_case: str | None
+    mode: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     server: ServerConfig
     connections: tuple[ConnectionConfig, ...]
     """In the order of the file: the first that meets the requirements is the owner's standing choice."""
+    routes: Mapping[Route, str] = field(default_factory=dict)
+    """Which connection, by its key, serves a use case and a mode of `/llm/complete`."""
 
 
 def load_config(path: Path) -> Config:
@@ -208,11 +235,26 @@ def load_config(path: Path) -> Config:
 def _config(root: _Table, directory: Path) -> Config:
     server = _server(root.table("server"))
     models = root.table("models")
+    routing = root.table("routes")
     root.finish()
     connections = tuple(_connection(key, models.table(key), directory) for key in tuple(models.unread))
     if not connections:
         raise ConfigError("models", "", "at least one [models.KEY] table is needed")
-    return Config(server=server, connections=connections)
+    return Config(server=server, connections=connections, routes=_routes(routing, {each.key for each in connections}))
+
+
+def _routes(table: _Table, connections: set[str]) -> Mapping[Route, str]:
+    """`"useCase/mode" = "connection"`; either side may be empty, and `useCase` alone needs no slash."""
+    routes: dict[Route, str] = {}
+    for name in tuple(table.unread):
+        use_case, _, mode = name.partition("/")
+        route = Route(use_case or None, mode or None)
+        if route == (None, None) or route in routes:
+            raise ConfigError(table.name, name, "must be useCase, useCase/mode or /mode, each once")
+        routes[route] = table.text(name)
+        if routes[route] not in connections:
+            raise ConfigError(table.name, name, "names no [models.KEY] table")
+    return routes
 
 
 def _server(table: _Table) -> ServerConfig:
@@ -264,10 +306,12 @@ def _connection(key: str, table: _Table, directory: Path) -> ConnectionConfig:
         template=_template(table, directory),
         thinking=table.boolean("thinking", None),
         reasoning_effort=(
-            table.text("reasoning_effort", pattern="minimal|low|medium|high|xhigh|max|ultra")
+            cast(ReasoningEffort, table.text("reasoning_effort", pattern="|".join(_EFFORTS)))
             if "reasoning_effort" in table.unread
             else None
         ),
+        temperature=table.number("temperature", 0, 0, 2) if "temperature" in table.unread else None,
+        supports=_support(table.table("supports")),
         reasoning_continuation=table.text("reasoning_continuation", "dropped", pattern="dropped|required"),
     )
     table.finish()
@@ -368,6 +412,24 @@ def _restrictions(table: _Table) -> Restrictions:
     return restrictions
 
 
+def _support(table: _Table) -> Support:
+    default = Support()
+    efforts = None
+    if "reasoning_efforts" in table.unread:
+        given = table.texts("reasoning_efforts", (), _reasoning_effort)
+        efforts = tuple(effort for effort in _EFFORTS if effort in given)
+    support = Support(
+        reasoning_efforts=efforts,
+        thinking=table.boolean("thinking", None),
+        temperature=table.boolean("temperature", default.temperature),
+        temperature_max=table.number("temperature_max", default.temperature_max, 0, 2),
+        temperature_with_reasoning=table.boolean("temperature_with_reasoning", default.temperature_with_reasoning),
+        max_output_tokens=table.integer("max_output_tokens", 0),
+    )
+    table.finish()
+    return support
+
+
 def _template(table: _Table, directory: Path) -> str | None:
     """A template itself, known by Jinja's braces, or the file that holds it."""
     if "template" not in table.unread:
@@ -446,6 +508,7 @@ class _Table:
 
 
 _MODES: tuple[ToolChoiceMode, ...] = get_args(ToolChoiceMode)
+_EFFORTS: tuple[ReasoningEffort, ...] = get_args(ReasoningEffort)
 
 
 def _tool_choice_mode(text: str) -> str | None:
@@ -454,6 +517,10 @@ def _tool_choice_mode(text: str) -> str | None:
 
 def _sha256(text: str) -> str | None:
     return None if re.fullmatch(_SHA256, text) else "is no SHA-256 in lower-case hexadecimal"
+
+
+def _reasoning_effort(text: str) -> str | None:
+    return None if text in _EFFORTS else f"is none of {', '.join(_EFFORTS)}"
 
 
 def _host(text: str) -> str | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from server.config import Config, ConfigError, Restrictions, Source, Wheel, load_config
+from server.config import Config, ConfigError, Restrictions, Route, Source, Support, Wheel, load_config
 from server.engine.messages import Sampling
 
 MINIMAL = """
@@ -50,6 +50,9 @@ def test_the_defaults(tmp_path: Path) -> None:
     assert connection.template is None
     assert (connection.thinking, connection.reasoning_effort) == (None, None)
     assert connection.reasoning_continuation == "dropped"
+    assert connection.temperature is None
+    assert connection.supports == Support(None, None, True, 2.0, True, 0)
+    assert config.routes == {}
     assert connection.unload_after == 1800
 
 
@@ -80,9 +83,23 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
         thinking = false
         reasoning_effort = "low"
         reasoning_continuation = "required"
+        temperature = 0.6
         source.pypi = {{ distribution = "a-b", version = "1.0", member = "a/b.gguf", sha256 = "{SHA256}" }}
         sampling = {{ temperature = 0, top_k = 1, top_p = 0.5, min_p = 0, repeat_penalty = 1.1, seed = 7 }}
         capabilities = {{ images = false, json = true, tools = true, tool_choice_modes = ["none", "auto"] }}
+
+        [models.b.supports]
+        reasoning_efforts = ["high", "low"]
+        thinking = false
+        temperature = false
+        temperature_max = 1
+        temperature_with_reasoning = false
+        max_output_tokens = 4096
+
+        [routes]
+        chat = "a"
+        "chat/quick" = "b"
+        "/quick" = "b"
 
         [models.b.mmproj]
         path = "eyes.gguf"
@@ -108,6 +125,9 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
     assert first.spec(Path("/f.gguf"), queue=0).prefill_slowdown == 4
     assert first.template == "{{ messages }}"
     assert (first.thinking, first.reasoning_effort, first.reasoning_continuation) == (False, "low", "required")
+    assert first.temperature == 0.6
+    assert first.supports == Support(("low", "high"), False, False, 1.0, False, 4096)
+    assert config.routes == {Route("chat", None): "a", Route("chat", "quick"): "b", Route(None, "quick"): "b"}
     assert second.source == Source(path=Path("/somewhere/a.gguf"))
     assert first.mmproj == Source(path=tmp_path.resolve() / "eyes.gguf")
     assert second.mmproj == Source(pypi=Wheel("a-b", "1.0", "a/eyes.gguf", SHA256))
@@ -178,6 +198,16 @@ REFUSED = [
     (MINIMAL + 'thinking = "off"\n', "models.one", "thinking"),
     (MINIMAL + 'reasoning_effort = "most"\n', "models.one", "reasoning_effort"),
     (MINIMAL + 'reasoning_continuation = "yes"\n', "models.one", "reasoning_continuation"),
+    (MINIMAL + "temperature = 3\n", "models.one", "temperature"),
+    (MINIMAL + 'supports = {reasoning_efforts = ["most"]}\n', "models.one.supports", "reasoning_efforts"),
+    (MINIMAL + "supports = {temperature_max = 3}\n", "models.one.supports", "temperature_max"),
+    (MINIMAL + "supports = {thinking = 1}\n", "models.one.supports", "thinking"),
+    (MINIMAL + "supports = {max_output_tokens = -1}\n", "models.one.supports", "max_output_tokens"),
+    (MINIMAL + "supports = {tools = true}\n", "models.one.supports", "tools"),
+    (MINIMAL + '[routes]\nchat = "two"\n', "routes", "chat"),
+    (MINIMAL + '[routes]\n"/" = "one"\n', "routes", "/"),
+    (MINIMAL + '[routes]\nchat = "one"\n"chat/" = "one"\n', "routes", "chat/"),
+    (MINIMAL + "[routes]\nchat = 1\n", "routes", "chat"),
     (MINIMAL + "sampling = {temperature = 2.5}\n", "models.one.sampling", "temperature"),
     (MINIMAL + "sampling = {heat = 1}\n", "models.one.sampling", "heat"),
     (MINIMAL + "sampling = {seed = -1}\n", "models.one.sampling", "seed"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from server.chat.parser import ParserSpec
 from server.engine.messages import Constraint
-from server.wire.records import Format, Message, Tool, ToolChoice, ToolChoiceMode
+from server.wire.records import Format, Message, ReasoningEffort, Tool, ToolChoice, ToolChoiceMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class ChatSettings:
     template: str | None = None
     """Takes the place of the model's own chat template."""
     thinking: bool | None = None
-    reasoning_effort: str | None = None
-    """One of `reasoning.EFFORTS`."""
+    reasoning_effort: ReasoningEffort | None = None
+    """One that the template takes; another is left out."""
     reasoning_continuation: str = "dropped"
     """Whether a tool loop may go on without the reasoning that led to its calls: "dropped", or it is "required"."""
 
@@ -41,6 +41,12 @@ class Capabilities:
     json: bool
     tools: bool
     tool_choice_modes: tuple[ToolChoiceMode, ...]
+    thinking: bool = False
+    """The template can switch it on and off."""
+    reasoning_efforts: tuple[ReasoningEffort, ...] = ()
+    """Those that the template takes, the least first."""
+    fingerprint: str = ""
+    """Changes with the tokenizer, the template and the description of the format: what a turn's tokens depend on."""
 
 
 @dataclass(frozen=True, slots=True)

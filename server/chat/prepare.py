@@ -5,8 +5,9 @@ Nothing of a model but its vocabulary is loaded.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from grammars import InvalidInstance, InvalidSchema, UnsupportedSchema
@@ -54,7 +55,25 @@ class Model:
         self.call_tokens = tuple(token for text in called if (token := self.vocab.token_of(text)) is not None)
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(images=False, json=True, tools=True, tool_choice_modes=("auto", "none", "required", "tool"))
+        reasoning = self.traits.reasoning
+        return Capabilities(
+            images=False,
+            json=True,
+            tools=True,
+            tool_choice_modes=("auto", "none", "required", "tool"),
+            thinking=reasoning.switch is not None,
+            reasoning_efforts=reasoning.efforts,
+            fingerprint=self.fingerprint,
+        )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of all that turns a conversation into tokens here, and tokens into a turn."""
+        digest = hashlib.sha256(repr((self.template.source, self.format)).encode())
+        digest.update(repr(sorted(self.vocab.metadata.items())).encode())
+        for piece in self.vocab.pieces:
+            digest.update(b"%d:%b" % (len(piece), piece))
+        return digest.hexdigest()
 
     def prepare(self, conversation: Conversation, settings: ChatSettings = _DEFAULT) -> Prepared:
         """Raises WireError: `unsupported` and `invalid-request` name what they are about, never its values."""

@@ -1,6 +1,6 @@
 """How a model reasons, as its connection is set: what of it a template can be told, and what the wire loses.
 
-A setting is a wish: a template that has no such switch or effort is rendered without.
+A template that has no such switch or effort is rendered without.
 """
 
 from __future__ import annotations
@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 from server.chat.conversation import ChatSettings
 from server.chat.text import control
-from server.wire.records import Message, ToolCallPart, WireError
+from server.wire.records import Message, ReasoningEffort, ToolCallPart, WireError
 
-EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max", "ultra")
-"""From the least to the most."""
+EFFORTS: tuple[ReasoningEffort, ...] = get_args(ReasoningEffort)
 
 _SWITCHES: tuple[tuple[str, Any, Any], ...] = (
     ("enable_thinking", True, False),
@@ -38,20 +37,17 @@ class Control:
     """The variable that switches thinking, and its values for on and off."""
     effort: str = ""
     """The variable that holds the effort."""
-    efforts: tuple[str, ...] = ()
+    efforts: tuple[ReasoningEffort, ...] = ()
     """The efforts that the template takes, the least first."""
 
     def options(self, settings: ChatSettings) -> Mapping[str, Any]:
-        """The template's variables for these settings. An effort goes to the nearest that is taken, of two as near to
-        the lower one, and is left out where thinking is off."""
+        """The template's variables for these settings. An effort is left out where thinking is off."""
         options: dict[str, Any] = {}
         if self.switch is not None and settings.thinking is not None:
             name, on, off = self.switch
             options[name] = on if settings.thinking else off
-        if self.efforts and settings.reasoning_effort is not None and settings.thinking is not False:
-            wanted = EFFORTS.index(settings.reasoning_effort)
-            nearest = min(self.efforts, key=lambda effort: abs(EFFORTS.index(effort) - wanted))
-            options[self.effort] = control(nearest)
+        if settings.reasoning_effort in self.efforts and settings.thinking is not False:
+            options[self.effort] = control(settings.reasoning_effort)
         return options
 
 
@@ -77,7 +73,7 @@ def _with_effort(
     return render(thinking if effort is None else {**thinking, name: control(effort)})
 
 
-def _efforts(render: Callable[[str | None], str]) -> tuple[str, ...]:
+def _efforts(render: Callable[[str | None], str]) -> tuple[ReasoningEffort, ...]:
     """The efforts that a template takes by this variable; none where it does not read it.
 
     Some templates look for one or two of the names alone. The others then write what no effort writes, which stands

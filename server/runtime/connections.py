@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from server.chat import Capabilities, ChatSettings
 from server.config import ConnectionConfig
 from server.engine import EngineError
+from server.engine.messages import Sampling
 from server.runtime.clock import Clock, Timer
+from server.runtime.policy import Parameters, Supports, resolve, supported
 from server.runtime.ports import ChatService, FetchFile, ModelEngine, StartEngine
 from server.wire.records import Requirements, WireError
 
@@ -48,12 +51,10 @@ class Connection:
         make_room: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         self.config = config
-        self.settings = ChatSettings(
-            template=config.template,
-            thinking=config.thinking,
-            reasoning_effort=config.reasoning_effort,
-            reasoning_continuation=config.reasoning_continuation,
-        )
+        self.settings = ChatSettings(template=config.template, reasoning_continuation=config.reasoning_continuation)
+        self.supports = Supports()
+        self.parameters = Parameters()
+        """How its model generates; settled with its capabilities."""
         self.enabled = True
         self.revision = 0
         self._queue = queue
@@ -122,7 +123,29 @@ class Connection:
         if self._capabilities is None:
             found = await self._chat.inspect(str(path), self.settings)
             self._capabilities = self._restrict(found)
+            self._settle(found)
         return self._capabilities
+
+    def _settle(self, found: Capabilities) -> None:
+        config = self.config
+        self.supports = supported(config, found)
+        wished = Parameters(config.reasoning_effort, config.thinking, config.temperature)
+        self.parameters = resolve(wished, self.supports)
+        self.settings = replace(
+            self.settings, thinking=self.parameters.thinking, reasoning_effort=self.parameters.reasoning_effort
+        )
+
+    @property
+    def sampling(self) -> Sampling:
+        """How it samples where a request does not say."""
+        temperature = self.parameters.temperature
+        return self.config.sampling if temperature is None else replace(self.config.sampling, temperature=temperature)
+
+    def fingerprint(self, capabilities: Capabilities) -> str:
+        """Changes with whatever the tokens of an earlier turn depend on: the files, what is told of tokenizer, template
+        and format, and how the template is told to reason."""
+        parts = (self._stamps, capabilities.fingerprint, self.settings)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     @property
     def context_length(self) -> int:
@@ -228,7 +251,8 @@ class Connection:
             for mode in found.tool_choice_modes
             if allowed.tool_choice_modes is None or mode in allowed.tool_choice_modes
         )
-        return Capabilities(
+        return replace(
+            found,
             images=found.images and allowed.images is not False,
             json=found.json and allowed.json is not False,
             tools=tools,

@@ -324,6 +324,7 @@ class Runtime:
         live.connection = connection.key
         capabilities = await connection.capabilities()
         _check_supported(request, capabilities)
+        _check_temperature(request, connection)
         prepared = await self._chat.prepare(
             str(await connection.ready()),
             connection.settings,
@@ -342,7 +343,7 @@ class Runtime:
 
     def _job(self, live: LiveGeneration, connection: Connection, prepared: Prepared, deadline: float) -> Job:
         request = live.request
-        sampling = replace(connection.config.sampling, **live.options.sampling)
+        sampling = replace(connection.sampling, **live.options.sampling)
         if request.temperature is not None:
             sampling = replace(sampling, temperature=request.temperature)
         live.stage = "submitted"
@@ -352,7 +353,7 @@ class Runtime:
             sampling=sampling,
             scope="" if self.config.server.cache_scope == "shared" else live.endpoint.scope,
             deadline=deadline,
-            max_tokens=_lower(request.max_tokens, self.limits.max_tokens),
+            max_tokens=_lowest(request.max_tokens, self.limits.max_tokens, connection.supports.max_output_tokens),
             constraint=prepared.constraint,
             banned=prepared.banned,
         )
@@ -450,8 +451,6 @@ class Runtime:
 
 def _check_supported(request: GenerationRequest, capabilities: Capabilities) -> None:
     """Raises `unsupported` where the connection cannot do what the request needs."""
-    if request.temperature is not None and not 0 <= request.temperature <= 2:
-        raise WireError("unsupported", "temperature must be from 0 to 2")
     if request.format == "json" and not capabilities.json:
         raise WireError("unsupported", "this connection does not support format json")
     if not capabilities.images and any(isinstance(part, ImagePart) for m in request.messages for part in m.content):
@@ -463,6 +462,19 @@ def _check_supported(request: GenerationRequest, capabilities: Capabilities) -> 
         mode = "tool" if isinstance(choice, NamedTool) else choice
         if mode not in capabilities.tool_choice_modes:
             raise WireError("unsupported", f"this connection does not support the tool choice mode {mode}")
+
+
+def _check_temperature(request: GenerationRequest, connection: Connection) -> None:
+    """Raises `unsupported` where the connection's model does not take the temperature that is asked for."""
+    supports = connection.supports
+    if request.temperature is None:
+        return
+    if not supports.temperature:
+        raise WireError("unsupported", "this connection does not support temperature")
+    if connection.parameters.reasons and not supports.temperature_with_reasoning:
+        raise WireError("unsupported", "this connection does not support temperature while its model reasons")
+    if not 0 <= request.temperature <= supports.temperature_max:
+        raise WireError("unsupported", f"temperature must be from 0 to {supports.temperature_max:g}")
 
 
 def _check_images(request: GenerationRequest, limits: Limits) -> None:
@@ -481,9 +493,9 @@ def _check_fits(prepared: Prepared, context_length: int) -> None:
         raise _too_long()
 
 
-def _lower(asked: int | None, policy: int) -> int | None:
-    """The lower of two limits, where 0 and None mean none."""
-    return min(asked or policy, policy or asked or 0) or None
+def _lowest(*limits: int | None) -> int | None:
+    """The lowest of these limits, where 0 and None mean none."""
+    return min(filter(None, limits), default=None)
 
 
 def _engine_failure(failed: Failed) -> WireError:

@@ -12,6 +12,8 @@ from typing import Any, Literal
 Role = Literal["system", "user", "assistant", "toolResult"]
 Format = Literal["text", "json"]
 ToolChoiceMode = Literal["auto", "none", "required", "tool"]
+ReasoningEffort = Literal["minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
+"""From the least to the most (mhome LLM contract, "GenerationParameters")."""
 Finish = Literal["stop", "length", "refusal", "toolUse"]
 ErrorCode = Literal[
     "unsupported",

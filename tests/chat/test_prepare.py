@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -91,7 +92,17 @@ def test_a_plain_conversation_is_what_the_template_writes(model: Model) -> None:
 
 
 def test_capabilities(model: Model) -> None:
-    assert model.capabilities() == Capabilities(False, True, True, ("auto", "none", "required", "tool"))
+    found = model.capabilities()
+    expected = Capabilities(False, True, True, ("auto", "none", "required", "tool"), fingerprint=found.fingerprint)
+    assert found == expected
+
+
+def test_the_fingerprint_is_that_of_tokenizer_template_and_format(vocab: Vocab) -> None:
+    one, same, other = Model(vocab), Model(vocab), Model(vocab, Model(vocab).template.source + "{# #}")
+    assert one.fingerprint == same.fingerprint != other.fingerprint
+    same = Model(vocab)
+    same.format = replace(same.format, noise=("<x>",))
+    assert same.fingerprint != one.fingerprint
 
 
 def test_content_never_becomes_control(model: Model) -> None:

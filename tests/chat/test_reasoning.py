@@ -79,10 +79,11 @@ def test_thinking_is_switched(vocab: Vocab, templates: dict[str, str], name: str
 @pytest.mark.parametrize("name", sorted(HELD))
 def test_an_effort_reaches_the_prompt(vocab: Vocab, templates: dict[str, str], name: str) -> None:
     model = Model(vocab, templates[name])
-    low, high = (hello(model, ChatSettings(thinking=True, reasoning_effort=effort))[0] for effort in ("minimal", "max"))
-    assert low != high
+    efforts = HELD[name][1]
+    least, most = (hello(model, ChatSettings(None, True, effort))[0] for effort in (efforts[0], efforts[-1]))
+    assert least != most
     off = ChatSettings(thinking=False)
-    assert hello(model, ChatSettings(thinking=False, reasoning_effort="max")) == hello(model, off)
+    assert hello(model, ChatSettings(thinking=False, reasoning_effort=efforts[-1])) == hello(model, off)
 
 
 def test_settings_that_a_template_does_not_know_change_nothing(vocab: Vocab, templates: dict[str, str]) -> None:
@@ -90,15 +91,18 @@ def test_settings_that_a_template_does_not_know_change_nothing(vocab: Vocab, tem
     assert hello(model, ChatSettings(thinking=False, reasoning_effort="high")) == hello(model, ChatSettings())
 
 
-@pytest.mark.parametrize(
-    ("wanted", "taken"),
-    [("minimal", "low"), ("low", "low"), ("medium", "low"), ("high", "high"), ("xhigh", "high"), ("ultra", "max")],
-)
-def test_an_effort_goes_to_the_nearest_of_two_the_lower(wanted: str, taken: str) -> None:
-    known = Control(None, "effort", ("low", "high", "max"))
-    assert known.options(ChatSettings(reasoning_effort=wanted)) == {"effort": taken}
-    assert known.options(ChatSettings(reasoning_effort=taken)) == {"effort": taken}
-    assert known.options(ChatSettings(reasoning_effort=wanted, thinking=False)) == {}
+def test_an_effort_that_the_template_does_not_take_is_left_out() -> None:
+    known = Control(None, "effort", ("low", "high"))
+    assert known.options(ChatSettings(reasoning_effort="high")) == {"effort": "high"}
+    assert known.options(ChatSettings(reasoning_effort="medium")) == {}
+    assert known.options(ChatSettings(reasoning_effort="high", thinking=False)) == {}
+
+
+@pytest.mark.parametrize("name", ["Qwen-Qwen3-0.6B", "Kimi-K3", "Qwen-Qwen2.5-7B-Instruct"])
+def test_capabilities_say_what_can_be_told(vocab: Vocab, templates: dict[str, str], name: str) -> None:
+    found = Model(vocab, templates[name]).capabilities()
+    assert found.thinking is (name in SWITCHES)
+    assert found.reasoning_efforts == (HELD[name][1] if name in HELD else ())
 
 
 TOOL = Tool("look", None, {"type": "object"})

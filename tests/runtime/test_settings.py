@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from server.chat import Capabilities, ChatSettings, Conversation, Prepared
-from server.config import ConnectionConfig, Source
+from server.config import ConnectionConfig, Source, Support
+from server.engine.messages import Sampling
+from server.wire.records import WireError
 from tests.runtime.doubles import ChatDouble, World
 from tests.runtime.test_generation import begin
 
@@ -27,19 +32,67 @@ class _Listening(ChatDouble):
 
 async def test_settings_reach_the_chat(tmp_path: Path) -> None:
     chat = _Listening()
+    chat.capabilities = replace(chat.capabilities, thinking=True, reasoning_efforts=("low", "high"))
     connection = ConnectionConfig(
         "a",
         "A",
         "a",
         Source(path=tmp_path / "m"),
         template="{{ x }}",
-        thinking=False,
-        reasoning_effort="low",
+        reasoning_effort="medium",
         reasoning_continuation="required",
     )
     world = World(tmp_path / "m", connections=(connection,), chat=chat)
     await begin(world, "Hello")
     await chat.preparing.wait()
-    assert set(chat.settings) == {ChatSettings("{{ x }}", False, "low", "required")}
-    assert len(chat.settings) == 2
+    asked, prepared = chat.settings
+    assert (asked.template, asked.reasoning_continuation) == ("{{ x }}", "required")
+    assert prepared == ChatSettings("{{ x }}", True, "low", "required")
+    await world.runtime.close()
+
+
+def world_of(directory: Path, **fields: Any) -> World:
+    chat = ChatDouble()
+    chat.capabilities = replace(chat.capabilities, thinking=True)
+    connection = ConnectionConfig("a", "A", "a", Source(path=directory / "m"), **fields)
+    return World(directory / "m", connections=(connection,), chat=chat)
+
+
+async def test_the_connections_temperature_samples_up_to_its_maximum(tmp_path: Path) -> None:
+    hot = world_of(tmp_path, temperature=1.5, supports=Support(temperature_max=1.2), sampling=Sampling(0.3, 7))
+    await begin(hot, "Hello")
+    assert (await hot.engine.run()).job.sampling == Sampling(1.2, 7)
+    await hot.runtime.close()
+    apart = world_of(
+        tmp_path, temperature=1.5, supports=Support(temperature_with_reasoning=False), sampling=Sampling(0.3, 7)
+    )
+    await begin(apart, "Hello")
+    assert (await apart.engine.run()).job.sampling == Sampling(0.3, 7), "dropped beside reasoning"
+    await apart.runtime.close()
+
+
+async def test_the_models_own_limit_of_output_holds(tmp_path: Path) -> None:
+    world = world_of(tmp_path, supports=Support(max_output_tokens=9))
+    for number, (asked, given) in enumerate([(None, 9), (20, 9), (5, 5)]):
+        await begin(world, "Hello", id=str(number), max_tokens=asked)
+        assert (await world.engine.run(number)).job.max_tokens == given
+    await world.runtime.close()
+
+
+@pytest.mark.parametrize(
+    ("supports", "temperature"),
+    [
+        (Support(temperature=False), 0.5),
+        (Support(temperature_max=1.0), 1.1),
+        (Support(temperature_with_reasoning=False), 0.5),
+        (Support(), 2.1),
+        (Support(), -0.1),
+    ],
+)
+async def test_a_requests_temperature_that_the_model_does_not_take_is_unsupported(
+    tmp_path: Path, supports: Support, temperature: float
+) -> None:
+    world = world_of(tmp_path, supports=supports)
+    outcome = await (await begin(world, "Hello", temperature=temperature)).result()
+    assert isinstance(outcome, WireError) and outcome.code == "unsupported" and "temperature" in outcome.message
     await world.runtime.close()
