@@ -18,6 +18,8 @@ from server.config import LOOPBACK_HOSTS, Config
 from server.engine import Engine
 from server.http.console import Console
 from server.http.guard import Guard
+from server.http.health import Health
+from server.http.metrics import Metrics
 from server.http.nap import Nap
 from server.http.owner import Owner
 from server.models import fetch
@@ -75,6 +77,7 @@ def create_app(
     app.router.routes.extend(Nap(runtime, tokens).routes())
     owner = Owner(runtime, tokens, owner_token(tokens.directory))
     app.router.routes.extend([*owner.routes(), *Console(owner, helpers).routes()])
+    app.router.routes.extend([*Metrics(runtime, owner).routes(), *Health(runtime, tokens, helpers).routes()])
     app.add_exception_handler(HTTPException, _http_error)
     app.add_middleware(
         Guard, hosts=(*config.server.allowed_hosts, *_own_name(host)), origins=config.server.allowed_origins

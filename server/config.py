@@ -144,7 +144,7 @@ class ConnectionConfig:
     """Whether a loop of tool calls may go on without the reasoning that led to the calls, which the wire cannot carry:
     "dropped" goes on, "required" refuses it."""
 
-    def spec(self, path: Path, *, queue: int, projector: Path | None = None) -> ModelSpec:
+    def spec(self, path: Path, *, queue: int, patience: float = 0.0, projector: Path | None = None) -> ModelSpec:
         """How the engine's worker loads this connection's model from `path`, with the projector from its own."""
         return ModelSpec(
             path=str(path),
@@ -155,6 +155,7 @@ class ConnectionConfig:
             gpu_layers=self.gpu_layers,
             prefill_slowdown=self.prefill_slowdown,
             queue=queue,
+            patience=patience,
         )
 
 
@@ -189,6 +190,13 @@ class ServerConfig:
     """Whether the `llm` domain is served at all."""
     deadline: float = 300.0
     """Seconds from a generation's arrival to its `timeout`."""
+    drain: float = 30.0
+    """Seconds that generations get to finish once the server is told to end; 0: none."""
+    watchdog: float = 60.0
+    """Seconds without progress after which a model's worker counts as hung and is started anew; 0: never. As long as
+    it computes, a single step may take ten times that."""
+    log_format: str = "console"
+    """How the log is written: lines to read ("console"), or a JSON object a line ("json")."""
     allowed_hosts: tuple[str, ...] = LOOPBACK_HOSTS
     """Names and addresses accepted in `Host`, without port."""
     allowed_origins: tuple[str, ...] = ()
@@ -262,6 +270,9 @@ def _server(table: _Table) -> ServerConfig:
     server = ServerConfig(
         enabled=table.boolean("enabled", default.enabled),
         deadline=table.number("deadline", default.deadline, minimum=0.001, maximum=86_400),
+        drain=table.number("drain", default.drain, 0, 86_400),
+        watchdog=table.number("watchdog", default.watchdog, 0, 86_400),
+        log_format=table.text("log_format", default.log_format, pattern="console|json"),
         allowed_hosts=table.texts("allowed_hosts", default.allowed_hosts, _host),
         allowed_origins=table.texts("allowed_origins", default.allowed_origins, _origin),
         owner_from=tuple(ipaddress.ip_network(each) for each in table.texts("owner_from", (), _network)),

@@ -109,6 +109,15 @@ class TokenStore:
         self.refresh()
         return self._tokens
 
+    def check(self) -> None:
+        """Raises StateError where tokens cannot be read, or none could be made or revoked."""
+        if not os.access(self.directory, os.R_OK | os.W_OK | os.X_OK):
+            raise StateError(f"{self.directory} cannot be used")
+        try:
+            self._read()
+        except OSError as error:
+            raise StateError(f"{self._path} cannot be read: {error.strerror}") from error
+
     def refresh(self) -> None:
         """Reads the file again where it has changed since the last look."""
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import resource
 import subprocess
@@ -24,6 +25,8 @@ from typing import Any, TypeVar
 from server.chat.conversation import Capabilities, ChatSettings, Conversation, Grammar, Prepared
 from server.engine.memory import huge_pages
 from server.wire.records import Tool, WireError
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -89,6 +92,17 @@ class HelperPool:
         """What a tool's schema becomes. Raises WireError, with `path` and `keyword` where they are known."""
         grammar: Grammar = await self._request("grammar", schema)
         return grammar
+
+    async def check(self) -> None:
+        """Raises WireError where requests could not be served: the pool is closed, or a helper does not start."""
+        if self._closed or not self._helpers:
+            raise WireError("provider-error", "there are no chat helpers")
+        if self._idle.empty():
+            return  # all are at work
+        helper = self._idle.get_nowait()
+        work = self._in_thread(helper.revive)
+        work.add_done_callback(partial(self._release, helper))
+        await asyncio.shield(work)
 
     async def _request(self, name: str, *arguments: Any) -> Any:
         helper = await self._idle.get()
@@ -165,11 +179,15 @@ class _Helper:
             if self._process is not None:
                 self._process.kill()
 
-    def call(self, request: object, name: str, arguments: tuple[Any, ...]) -> Any:
-        """Do one request. Raises WireError: its own, or `quota-exceeded` where the process had to go."""
+    def revive(self) -> None:
+        """See that the process is there. Raises WireError where it does not start."""
         if self._process is None or self._process.poll() is not None:
             self.stop()
             self.start()
+
+    def call(self, request: object, name: str, arguments: tuple[Any, ...]) -> Any:
+        """Do one request. Raises WireError: its own, or `quota-exceeded` where the process had to go."""
+        self.revive()
         with self._lock:
             self._request = request
         try:
@@ -182,7 +200,9 @@ class _Helper:
                 self._request = None
         if done:
             return value
-        code, message, extra = value
+        code, message, extra, *fault = value
+        if fault:
+            log.error("chat helper: %s", *fault)
         raise WireError(code, message, **extra)
 
     def _answer(self, name: str, arguments: tuple[Any, ...]) -> tuple[bool, Any]:
@@ -228,13 +248,13 @@ def serve(descriptor: int, memory: int) -> None:
         except RecursionError:
             answer = False, ("unsupported", "the request is nested too deeply to prepare", {})
         except Exception as error:
-            # A fault of ours. Its text may hold content, so only its kind and place are told.
+            # A fault of ours. Its text may hold content, so only its kind and place are told, to the log alone.
             trace = error.__traceback__
             while trace is not None and trace.tb_next is not None:
                 trace = trace.tb_next
             place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else "?"
-            print(f"chat helper: {type(error).__name__} at {place}", file=sys.stderr, flush=True)
-            answer = False, ("provider-error", "preparing the request failed inside the server", {})
+            fault = f"{type(error).__name__} at {place}"
+            answer = False, ("provider-error", "preparing the request failed inside the server", {}, fault)
         pipe.send(answer)
 
 

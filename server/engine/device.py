@@ -33,7 +33,7 @@ def device_report() -> DeviceReport:
     """Look at the machine. Never fails for want of a GPU or a driver."""
     return DeviceReport(
         backends=llama.backends(),
-        gpus=_gpus(),
+        gpus=gpus(),
         cores=cores(),
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     )
@@ -54,7 +54,8 @@ def cores() -> int:
     return len(siblings)
 
 
-def _gpus() -> tuple[Gpu, ...]:
+def gpus() -> tuple[Gpu, ...]:
+    """NVIDIA GPUs as their driver tells; empty where there is none."""
     try:
         import pynvml
     except ImportError:

@@ -13,6 +13,7 @@ from server.http import sse
 from server.http.asgi import (
     Asgi,
     ClientGone,
+    Headers,
     Receive,
     Refused,
     Scope,
@@ -122,6 +123,12 @@ class Nap:
             return read_envelope(body, max_depth=depth)
         return await asyncio.to_thread(read_envelope, body, max_depth=depth)
 
+    def _retry(self, outcome: object) -> Headers:
+        """When to come again, for whom the server's end has turned away."""
+        if isinstance(outcome, WireError) and outcome.extra.get("reason") == "shutdown":
+            return [(b"retry-after", b"%d" % self._runtime.retry_after)]
+        return []
+
     async def _answer(self, caller: Caller, envelope: Select | Describe | Cancel, receive: Receive, send: Send) -> None:
         """Select, describe and cancel: one result as JSON."""
         task = asyncio.current_task()
@@ -135,33 +142,38 @@ class Nap:
 
         with watching(receive, leave):
             try:
-                result = await self._result(caller, envelope)
+                result, headers = await self._result(caller, envelope)
             except asyncio.CancelledError:
                 # Only the client's own departure ends quietly.
                 if gone and task.uncancel() == 0:
                     return
                 raise
-        await respond_json(send, result)
+        await respond_json(send, result, headers=headers)
 
-    async def _result(self, caller: Caller, envelope: Select | Describe | Cancel) -> dict[str, Any]:
+    async def _result(self, caller: Caller, envelope: Select | Describe | Cancel) -> tuple[dict[str, Any], Headers]:
         if isinstance(envelope, Cancel):
-            return cancel_result(envelope.id, self._runtime.cancel(caller.endpoint, envelope.request_id))
+            began = time.perf_counter()
+            cancelled = self._runtime.cancel(caller.endpoint, envelope.request_id)
+            milliseconds = (time.perf_counter() - began) * 1000
+            timing = b"settle;dur=%.3f" % milliseconds
+            return cancel_result(envelope.id, cancelled), [(b"server-timing", timing)]
         try:
             if isinstance(envelope, Describe):
-                return describe_result(envelope.id, await self._runtime.describe(caller, envelope.handle))
-            return select_result(envelope.id, await self._runtime.select(caller, envelope.requirements))
+                return describe_result(envelope.id, await self._runtime.describe(caller, envelope.handle)), []
+            return select_result(envelope.id, await self._runtime.select(caller, envelope.requirements)), []
         except WireError as error:
             failure = error
         except Exception as error:
             log_fault(log, "an operation failed", error)
             failure = WireError("provider-error", "the operation failed inside the server")
-        return error_result(DESCRIBED if isinstance(envelope, Describe) else SELECTED, envelope.id, failure)
+        kind = DESCRIBED if isinstance(envelope, Describe) else SELECTED
+        return error_result(kind, envelope.id, failure), self._retry(failure)
 
     async def _generate(self, caller: Caller, envelope: Generate, streamed: bool, receive: Receive, send: Send) -> None:
         try:
             live = self._runtime.generate(caller, envelope.id, envelope.request)
         except WireError as error:
-            await _terminal(send, error_result(RESULT, envelope.id, error), streamed)
+            await _terminal(send, error_result(RESULT, envelope.id, error), streamed, self._retry(error))
             return
         try:
             if streamed:
@@ -169,7 +181,7 @@ class Nap:
             else:
                 with watching(receive, live.abandon):
                     await live.result()
-                await respond_json(send, _result(live))
+                await respond_json(send, _result(live), headers=self._retry(live.outcome))
         finally:
             # Whatever ended this request early, a cancelled task included: nobody reads the answer now.
             live.abandon()
@@ -244,13 +256,13 @@ def _result(live: LiveGeneration) -> dict[str, Any]:
     return error_result(RESULT, live.id, live.outcome)
 
 
-async def _terminal(send: Send, result: dict[str, Any], streamed: bool) -> None:
+async def _terminal(send: Send, result: dict[str, Any], streamed: bool, headers: Headers = ()) -> None:
     """A result without a generation: one event, or JSON."""
     if streamed:
-        await send({"type": "http.response.start", "status": 200, "headers": [*sse.HEADERS]})
+        await send({"type": "http.response.start", "status": 200, "headers": [*sse.HEADERS, *headers]})
         await send({"type": "http.response.body", "body": sse.event(encode(result))})
     else:
-        await respond_json(send, result)
+        await respond_json(send, result, headers=headers)
 
 
 def _accepts_events(scope: Scope) -> bool:

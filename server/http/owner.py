@@ -81,7 +81,7 @@ class Owner:
         """A route that answers the owner alone, with JSON."""
 
         async def respond_to(scope: Scope, receive: Receive, send: Send) -> None:
-            self._authenticate(scope)
+            self.authenticate(scope)
             try:
                 body = _members(await read_body(scope, receive, MAX_BODY))
                 result = await answer(scope, body)
@@ -94,7 +94,7 @@ class Owner:
 
         return Route(path, Asgi(respond_to), methods=[method])
 
-    def _authenticate(self, scope: Scope) -> None:
+    def authenticate(self, scope: Scope) -> None:
         """Raises Refused: 403 from elsewhere, 401 without the owner's token."""
         if not self._is_owners_address(scope):
             raise Refused(403, WireError("invalid-request", "the owner's API does not answer to that address"))
@@ -119,7 +119,7 @@ class Owner:
 
     async def events(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The state now and after every change, each event a whole state."""
-        self._authenticate(scope)
+        self.authenticate(scope)
         await send({"type": "http.response.start", "status": 200, "headers": [*sse.HEADERS]})
         task = asyncio.current_task()
         assert task is not None
@@ -188,12 +188,15 @@ class Owner:
             stats = engine.stats()
             value |= {
                 "alive": engine.alive,
-                "memory": _resident(engine.pid),
+                "memory": resident(engine.pid),
                 "contextLength": engine.info.context_length,
                 "slots": engine.info.slots,
                 "active": stats.active,
                 "queued": stats.queued,
+                "workerActive": stats.worker_active,
+                "workerQueued": stats.worker_queued,
                 "outputTokens": stats.output_tokens,
+                "forcedTokens": stats.forced_tokens,
                 "restarts": stats.restarts,
             }
         return value
@@ -351,7 +354,7 @@ def _generation(live: LiveGeneration) -> dict[str, Any]:
     }
 
 
-def _resident(pid: int) -> int | None:
+def resident(pid: int) -> int | None:
     """Bytes of RAM of a worker, where the system tells (proc_pid_statm(5))."""
     try:
         with open(f"/proc/{pid}/statm", encoding="ascii") as file:

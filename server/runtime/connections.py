@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -13,6 +14,8 @@ from pathlib import Path
 from server.chat import Capabilities, ChatSettings
 from server.config import ConnectionConfig
 from server.engine import EngineError
+from server.engine.counts import Counts
+from server.engine.histogram import Histogram
 from server.engine.messages import Sampling
 from server.runtime.clock import Clock, Timer
 from server.runtime.policy import Parameters, Supports, resolve, supported
@@ -20,6 +23,9 @@ from server.runtime.ports import ChatService, FetchFile, ModelEngine, StartEngin
 from server.wire.records import Requirements, WireError
 
 log = logging.getLogger(__name__)
+
+LOADS = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
+"""Bounds of the times that loading a model takes, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,7 @@ class Connection:
         config: ConnectionConfig,
         *,
         queue: int,
+        patience: float = 0.0,
         chat: ChatService,
         start_engine: StartEngine,
         fetch_file: FetchFile,
@@ -58,6 +65,7 @@ class Connection:
         self.enabled = True
         self.revision = 0
         self._queue = queue
+        self._patience = patience
         self._chat = chat
         self._start_engine = start_engine
         self._fetch_file = fetch_file
@@ -73,11 +81,23 @@ class Connection:
         self._capabilities: Capabilities | None = None
         self._loading: asyncio.Task[ModelEngine] | None = None
         self.loaded: ModelEngine | None = None
+        self.loads = Histogram(LOADS)
+        """Times of the loads that succeeded."""
+        self.failed_loads = 0
+        self._past = Counts()
         self._retired: set[asyncio.Task[None]] = set()
 
     @property
     def loading(self) -> bool:
         return self._loading is not None
+
+    def counts(self) -> Counts:
+        """What all engines of this connection have done so far."""
+        total = Counts()
+        total.add(self._past)
+        if self.loaded is not None:
+            total.add(self.loaded.counts)
+        return total
 
     @property
     def key(self) -> str:
@@ -191,6 +211,7 @@ class Connection:
     def unload(self) -> None:
         """Lets the engine go, loaded or loading. Its generations in flight end as failures of the provider."""
         if self.loaded is not None:
+            self._past = self.counts()
             self._retire(self.loaded.close())
             self.loaded = None
         if self._loading is not None:
@@ -201,8 +222,13 @@ class Connection:
 
     async def _load(self) -> ModelEngine:
         task = asyncio.current_task()
+        began = time.monotonic()
         try:
             engine = await self._start()
+            self.loads.observe(time.monotonic() - began)
+        except WireError:
+            self.failed_loads += 1
+            raise
         finally:
             # An unload in between has taken the task over, and closes what it makes.
             current = self._loading is task
@@ -215,7 +241,8 @@ class Connection:
         return engine
 
     async def _start(self) -> ModelEngine:
-        spec = self.config.spec(await self.ready(), queue=self._queue, projector=self._projector)
+        path = await self.ready()
+        spec = self.config.spec(path, queue=self._queue, patience=self._patience, projector=self._projector)
         try:
             try:
                 return await self._start_engine(spec)

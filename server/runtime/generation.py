@@ -24,6 +24,10 @@ which queues and prefills it; it decodes; its finished output is being validated
 
 Outcome = Generation | WireError
 
+Cause = Literal["caller", "disconnect", "owner", "revoked", "unloaded", "disabled"]
+"""Why a generation was cancelled: the caller's `llm.cancel`, its closed request, the owner's stop; the end of its
+endpoint, account or token; its model unloaded or disabled."""
+
 
 class LiveGeneration:
     """A generation as the runtime drives it and its one consumer reads it.
@@ -43,10 +47,15 @@ class LiveGeneration:
         """The runtime's own name for it: its job with the engine, and what the owner sees."""
         self.stage: Stage = "preparing"
         self.outcome: Outcome | None = None
+        self.cause: Cause | None = None
+        """Where it was cancelled from outside: why."""
         self.connection: str | None = None
         """Key of the connection it uses, once that is known."""
         self.output_tokens = 0
         self.created = time.time()
+        self.arrived = time.monotonic()
+        self.decided_in = 0.0
+        """Seconds that the owner took to decide about it."""
         self.first_token: float | None = None
         """When the engine's first text came, in seconds since the epoch."""
         self.task: asyncio.Task[None] | None = None
@@ -63,11 +72,12 @@ class LiveGeneration:
     def blocks(self) -> Blocks:
         return self._blocks
 
-    def settle(self, outcome: Outcome) -> bool:
+    def settle(self, outcome: Outcome, cause: Cause | None = None) -> bool:
         """The one way to end. Whether this call was the one that did; returns at once in any case."""
         if self.outcome is not None:
             return False
         self.outcome = outcome
+        self.cause = cause
         self.stage = "settled"
         if isinstance(outcome, WireError):
             # What the client has not seen yet would stay incomplete for ever.
@@ -81,7 +91,7 @@ class LiveGeneration:
 
     def abandon(self) -> bool:
         """The consumer is gone: nobody wants the answer any more."""
-        return self.settle(WireError("cancelled", "the client closed its request"))
+        return self.settle(WireError("cancelled", "the client closed its request"), "disconnect")
 
     def push(self, events: Iterable[BlockEvent]) -> None:
         """Takes what the parser found. Raises `provider-error` where it breaks the blocks' lifecycle."""

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 from server.chat import Capabilities, ChatSettings, Conversation, ParserSpec, Prepared
 from server.chat.events import BlockEvent
 from server.config import Source
+from server.engine.counts import Counts
 from server.engine.messages import EngineStats, Event, Job, ModelInfo, ModelSpec
 from server.wire.records import Tool
 
@@ -52,6 +53,9 @@ class ModelEngine(Protocol):
 
     @property
     def pid(self) -> int: ...
+
+    @property
+    def counts(self) -> Counts: ...
 
     def stats(self) -> EngineStats: ...
 

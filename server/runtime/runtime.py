@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
@@ -21,9 +22,10 @@ from server.runtime.connections import Connection, meets
 from server.runtime.decisions import ConsentDecision, Decisions, Disclosure, SelectionDecision, count_disclosed
 from server.runtime.endpoint import Caller, Endpoint
 from server.runtime.faults import log_fault
-from server.runtime.generation import LiveGeneration, Outcome
+from server.runtime.generation import Cause, LiveGeneration, Outcome
 from server.runtime.handles import Handles
 from server.runtime.limits import Rate
+from server.runtime.metrics import Metrics
 from server.runtime.options import Options
 from server.runtime.ports import ChatService, FetchFile, MakeParser, ModelEngine, StartEngine
 from server.wire import check_generation
@@ -67,10 +69,12 @@ class Runtime:
         self.limits = config.server.limits
         self.clock: Clock = clock or LoopClock()
         self.changes = Changes()
+        self.metrics = Metrics()
         self.connections = tuple(
             Connection(
                 each,
                 queue=self.limits.queue,
+                patience=config.server.watchdog,
                 chat=chat,
                 start_engine=start_engine,
                 fetch_file=fetch_file,
@@ -91,13 +95,15 @@ class Runtime:
         self._choosing: dict[asyncio.Future[str | None], Endpoint] = {}
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._drained_by: float | None = None
         self.closing = asyncio.Event()
-        """Set once the runtime takes no more work."""
+        """Set once everything ends."""
 
     # --- the four operations
 
     async def select(self, caller: Caller, requirements: Requirements) -> Model:
         """Raises `unsupported` where no connection meets the requirements, `user-cancelled` where the owner says no."""
+        self._check_open()
         self._rate.admit(caller.endpoint, self.clock.now())
         able = await self._able(requirements)
         if not able:
@@ -118,21 +124,16 @@ class Runtime:
     def generate(
         self, caller: Caller, id: str, request: GenerationRequest, options: Options = _NO_OPTIONS
     ) -> LiveGeneration:
-        """Registers the generation, starts its deadline and sets it going. Raises `invalid-request` on an id in use and
-        `quota-exceeded` over a limit; every other failure is its outcome."""
-        own = self._live.get(caller.endpoint, {})
-        if id in own:
-            raise WireError("invalid-request", "a generation with this id is active")
-        self._rate.admit(caller.endpoint, self.clock.now())
-        if len(own) >= self.limits.concurrent_per_endpoint:
-            raise WireError("quota-exceeded", "too many generations of this endpoint are active", reason="concurrency")
-        if self.closing.is_set():
-            raise WireError("provider-error", "the server is shutting down")
-        if sum(map(len, self._live.values())) >= self.limits.concurrent:
-            raise WireError("quota-exceeded", "too many generations are active", reason="concurrency")
-        _check_images(request, self.limits)
+        """Registers the generation, starts its deadline and sets it going. Raises `invalid-request` on an id in use,
+        `quota-exceeded` over a limit, and `provider-error` (reason: shutdown) where the server is about to end; every
+        other failure is its outcome."""
+        try:
+            self._admit(caller, id, request)
+        except WireError as error:
+            self.metrics.refused(error)
+            raise
         live = LiveGeneration(caller, id, request, next(self._numbers), options)
-        self._live.setdefault(caller.endpoint, own)[id] = live
+        self._live.setdefault(caller.endpoint, {})[id] = live
         deadline = self.clock.now() + self.config.server.deadline
         live.timer = self.clock.call_later(self.config.server.deadline, lambda: live.settle(_timeout()))
         live.on_settled.append(lambda: self._unregister(live))
@@ -142,10 +143,26 @@ class Runtime:
         live.task.add_done_callback(self._tasks.discard)
         return live
 
+    def _admit(self, caller: Caller, id: str, request: GenerationRequest) -> None:
+        self._check_open()
+        own = self._live.get(caller.endpoint, {})
+        if id in own:
+            raise WireError("invalid-request", "a generation with this id is active")
+        self._rate.admit(caller.endpoint, self.clock.now())
+        if len(own) >= self.limits.concurrent_per_endpoint:
+            raise WireError("quota-exceeded", "too many generations of this endpoint are active", reason="concurrency")
+        if sum(map(len, self._live.values())) >= self.limits.concurrent:
+            raise WireError("quota-exceeded", "too many generations are active", reason="concurrency")
+        _check_images(request, self.limits)
+
+    def _check_open(self) -> None:
+        if self.draining:
+            raise _shutdown()
+
     def cancel(self, endpoint: Endpoint, request_id: str) -> bool:
         """Whether an active generation of this endpoint was found and cancelled."""
         live = self._live.get(endpoint, {}).get(request_id)
-        return live is not None and live.settle(WireError("cancelled", "the generation was cancelled"))
+        return live is not None and live.settle(WireError("cancelled", "the generation was cancelled"), "caller")
 
     # --- ends that come from outside
 
@@ -153,7 +170,7 @@ class Runtime:
         """Cancels all work and ends all handles of the endpoints for which `ends` holds."""
         self.handles.end(ends)
         over = WireError("cancelled", "the authorization of this endpoint has ended")
-        self._settle(lambda live: ends(live.endpoint), over)
+        self._settle(lambda live: ends(live.endpoint), over, "revoked")
         for choice in [each for each, endpoint in self._choosing.items() if ends(endpoint)]:
             _fail(choice, over)
         self.changes.notify()
@@ -170,7 +187,7 @@ class Runtime:
     def stop(self, number: int) -> bool:
         """The owner's own cancel. Whether such a generation was active."""
         return self._settle(
-            lambda live: live.number == number, WireError("cancelled", "the owner stopped this generation")
+            lambda live: live.number == number, WireError("cancelled", "the owner stopped this generation"), "owner"
         )
 
     def endpoints(self) -> set[Endpoint]:
@@ -181,8 +198,8 @@ class Runtime:
         for own in self._live.values():
             yield from own.values()
 
-    def _settle(self, which: Callable[[LiveGeneration], bool], outcome: WireError) -> bool:
-        settled = [live.settle(outcome) for live in [*self.live()] if which(live)]
+    def _settle(self, which: Callable[[LiveGeneration], bool], outcome: WireError, cause: Cause | None = None) -> bool:
+        settled = [live.settle(outcome, cause) for live in [*self.live()] if which(live)]
         return any(settled)
 
     # --- the owner's hand on the models
@@ -192,13 +209,13 @@ class Runtime:
 
     def unload(self, connection: Connection) -> None:
         """Gives the model's memory back at once. Its work ends; handles stay and load it again."""
-        self._settle_on(connection, WireError("cancelled", "the owner unloaded the model"))
+        self._settle_on(connection, WireError("cancelled", "the owner unloaded the model"), "unloaded")
         connection.unload()
 
     def disable(self, connection: Connection) -> None:
         """Takes the connection away: its work is cancelled and its handles end."""
         connection.enabled = False
-        self._settle_on(connection, WireError("cancelled", "the owner disabled the connection"))
+        self._settle_on(connection, WireError("cancelled", "the owner disabled the connection"), "disabled")
         connection.expire()
 
     def enable(self, connection: Connection) -> None:
@@ -215,14 +232,40 @@ class Runtime:
         await asyncio.gather(*(connection.release() for connection in idle))
         return bool(idle)
 
-    def _settle_on(self, connection: Connection, outcome: WireError) -> None:
-        self._settle(lambda live: live.connection == connection.key, outcome)
+    def _settle_on(self, connection: Connection, outcome: WireError, cause: Cause) -> None:
+        self._settle(lambda live: live.connection == connection.key, outcome, cause)
+
+    # --- the end
+
+    @property
+    def draining(self) -> bool:
+        """Whether no more work is taken, because the server is about to end."""
+        return self._drained_by is not None or self.closing.is_set()
+
+    @property
+    def retry_after(self) -> int:
+        """Seconds after which whoever was refused while the server ends may find its successor, at the latest."""
+        left = (self._drained_by or 0.0) - time.monotonic()
+        return max(1, math.ceil(left))
+
+    async def drain(self, seconds: float) -> bool:
+        """Takes no more work and lets what was accepted come to its end, for so many seconds at most. Whether all of
+        it has; `close` settles the rest."""
+        self._drained_by = time.monotonic() + seconds
+        self.changes.notify()
+        try:
+            async with asyncio.timeout(seconds):
+                while self._live:
+                    await self.changes.since(self.changes.version)
+        except TimeoutError:
+            return False
+        return True
 
     async def close(self) -> None:
         """Ends everything and unloads all models."""
         self.closing.set()
         self.changes.notify()
-        self._settle(lambda _: True, WireError("provider-error", "the server is shutting down"))
+        self._settle(lambda _: True, _shutdown())
         if self._tasks:
             await asyncio.wait(self._tasks)
         await asyncio.gather(*(connection.release() for connection in self.connections))
@@ -298,6 +341,7 @@ class Runtime:
     # --- generation
 
     def _unregister(self, live: LiveGeneration) -> None:
+        self.metrics.ended(live)
         self.changes.notify()
         own = self._live[live.endpoint]
         del own[live.id]
@@ -366,6 +410,7 @@ class Runtime:
         allowed = False
         if policy == "ask":
             live.stage = "consent"
+            asked = time.monotonic()
             allowed = await self.decisions.consent(
                 ConsentDecision(
                     live.endpoint,
@@ -374,6 +419,7 @@ class Runtime:
                     live.created + self.config.server.deadline,
                 )
             )
+            live.decided_in = time.monotonic() - asked
         if not allowed:
             raise WireError("user-cancelled", "the user did not authorize this generation")
 
@@ -402,6 +448,7 @@ class Runtime:
                     if isinstance(event, Text):
                         if live.first_token is None:
                             live.stage, live.first_token = "decoding", time.time()
+                            self.metrics.began(live)
                         live.output_tokens += event.tokens
                         thinking = live.blocks.thinking
                         live.push(parser.feed(event.text))
@@ -513,6 +560,10 @@ def _engine_failure(failed: Failed) -> WireError:
 
 def _selection_changed() -> WireError:
     return WireError("selection-expired", "the selection has changed; select again")
+
+
+def _shutdown() -> WireError:
+    return WireError("provider-error", "the server is shutting down", reason="shutdown")
 
 
 def _too_long() -> WireError:

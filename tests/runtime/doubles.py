@@ -13,6 +13,7 @@ from typing import Any
 from server.chat import Capabilities, Conversation, Prepared
 from server.chat.events import BlockDelta, BlockEnd, BlockEvent, BlockStart
 from server.config import Config, ConnectionConfig, Limits, ServerConfig, Source
+from server.engine.counts import Counts
 from server.engine.messages import Done, EngineStats, Event, Failed, Job, ModelInfo, ModelSpec, Text
 from server.runtime import Caller, Endpoint, Runtime
 from server.runtime.ports import ChatService, MakeParser
@@ -111,6 +112,7 @@ class EngineDouble:
         self.closed = False
         self.alive = True
         self.pid = os.getpid()
+        self.counts = Counts()
         self._arrived = asyncio.Condition()
 
     def stats(self) -> EngineStats:
