@@ -56,7 +56,7 @@ def _certain(syntax: Syntax, kinds: tuple[str, ...]) -> bool:
     return not untold or "string" not in kinds or len(kinds) == 1
 
 
-def compiled(schema: Mapping[str, Any], syntax: Syntax | None = None) -> Compiled:
+def compiled(schema: Mapping[str, Any] | bool, syntax: Syntax | None = None) -> Compiled:
     """A schema's grammar in a syntax, JSON by default. Raises `UnsupportedSchema` and `InvalidSchema`."""
     match syntax:
         case Tagged():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from server.chat.parser import ParserSpec
-from server.engine.messages import Constraint
+from server.engine.messages import Constraint, Stop
 from server.wire.records import Format, Message, ReasoningEffort, Tool, ToolChoice, ToolChoiceMode
 
 
@@ -18,6 +20,14 @@ class Conversation:
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice | None = None
     format: Format = "text"
+    schema: Mapping[str, Any] | bool | None = None
+    """JSON Schema of the answer, which is that JSON then."""
+    allowed: frozenset[str] | None = None
+    """The tools that may be called, where not all that are described may."""
+    parallel: bool = True
+    """Whether a turn may hold more than one call."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +64,7 @@ class Prepared:
     """A conversation ready for the engine.
 
     `tokens` is the whole prompt. `checked_tools` are those whose grammar leaves something to check on the completed
-    arguments (`HelperPool.validate`).
+    arguments (`HelperPool.validate`); `checked_answer` says so of the answer's schema (`HelperPool.validate_answer`).
     """
 
     tokens: array[int]
@@ -62,6 +72,8 @@ class Prepared:
     banned: tuple[int, ...]
     parser: ParserSpec
     checked_tools: frozenset[str] = frozenset()
+    checked_answer: bool = False
+    stop: Stop | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,10 @@ class HelperPool:
         """Check completed arguments. Raises WireError("provider-error") naming tool, path and keyword."""
         await self._request("validate", tool, arguments)
 
+    async def validate_answer(self, schema: Mapping[str, Any] | bool, answer: Any) -> None:
+        """Check a completed JSON answer. Raises WireError("provider-error") naming path and keyword."""
+        await self._request("validate_answer", schema, answer)
+
     async def grammar(self, schema: Mapping[str, Any]) -> Grammar:
         """What a tool's schema becomes. Raises WireError, with `path` and `keyword` where they are known."""
         grammar: Grammar = await self._request("grammar", schema)
@@ -265,6 +269,7 @@ _WORK: dict[str, Callable[..., Any]] = {
     ),
     "grammar": lambda prepare, schema: prepare.grammar(schema),
     "validate": lambda prepare, tool, arguments: prepare.validate(tool, arguments),
+    "validate_answer": lambda prepare, schema, answer: prepare.validate_answer(schema, answer),
 }
 
 

@@ -17,7 +17,7 @@ from server.chat.events import BlockEvent
 from server.chat.format import AGAIN, ARGUMENTS, NAME, Calls, Format, Frame, Literals, Nested, Slot, Tagged, Types
 from server.chat.reader import SPACE, WORD, MalformedOutput, OutputEnded, Reader, Steps, literal_end, may_become, walk
 from server.chat.syntax import read_arguments
-from server.chat.syntax.objects import NOTHING, read_object, read_string, value
+from server.chat.syntax.objects import NOTHING, read_json, read_string, value
 
 __all__ = ["MalformedOutput", "Parser", "ParserSpec", "make_parser", "new_call_id"]
 
@@ -28,7 +28,7 @@ class ParserSpec:
 
     `calls`: "allowed" (the constraint lets the model call), "refused" (a recognised call is a failure) or "ignored"
     (the output is text whatever it says). `tools`: those that may be called, with the types of their arguments.
-    `json`: the answer is a JSON object. `lead`: what of the prompt's end belongs to the output, an open thinking tag.
+    `json`: the answer is JSON. `lead`: what of the prompt's end belongs to the output, an open thinking tag.
     """
 
     format: Format
@@ -114,7 +114,7 @@ class Parser:
             yield from self._section(calls)
         else:
             self._blocks.start("text")
-            yield from (read_object if self._spec.json else read_string)(reader, self._blocks.add)
+            yield from (read_json if self._spec.json else read_string)(reader, self._blocks.add)
             yield from self._expect(format.text[choice - 1].close)
             self._blocks.close()
         yield from reader.skip_space()

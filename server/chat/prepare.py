@@ -6,11 +6,12 @@ Nothing of a model but its vocabulary is loaded.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from functools import cached_property, lru_cache
 from typing import Any
 
-from grammars import InvalidInstance, InvalidSchema, UnsupportedSchema
+from grammars import Compiled, InvalidInstance, InvalidSchema, UnsupportedSchema
 from server.chat import arguments
 from server.chat.arguments import Arguments
 from server.chat.constraint import constraint
@@ -24,7 +25,7 @@ from server.chat.reasoning import check_continuation
 from server.chat.template import Template, TemplateError
 from server.chat.text import Text
 from server.engine import Vocab
-from server.engine.messages import EngineError
+from server.engine.messages import EngineError, Stop
 from server.wire.records import ImagePart, NamedTool, Tool, WireError
 
 _DEFAULT = ChatSettings()
@@ -90,9 +91,11 @@ class Model:
         callable_tools = {
             tool.name: compiled(tool, syntaxes)
             for tool in conversation.tools
-            if choice != "none" and (not isinstance(choice, NamedTool) or choice.name == tool.name)
+            if choice != "none"
+            and (not isinstance(choice, NamedTool) or choice.name == tool.name)
+            and (conversation.allowed is None or tool.name in conversation.allowed)
         }
-        json = conversation.format == "json"
+        answer = _answer(conversation)
         lead = self._lead(prompt)
         # Text may run into a call that no grammar has seen: of a framed format, or without its markers.
         unseen = self.format.framed or (choice == "auto" and any(calls.bare for calls in self.format.calls))
@@ -103,8 +106,8 @@ class Model:
                 tools=callable_tools,
                 required=choice != "auto",
                 # Whoever names a tool wants that call; a small model offered another round of it takes all there are.
-                single=isinstance(choice, NamedTool),
-                answer=arguments.compiled(_ANY_OBJECT) if json else None,
+                single=isinstance(choice, NamedTool) or not conversation.parallel,
+                answer=answer,
                 tokens=self.tokens,
                 lead=lead,
             ),
@@ -113,10 +116,31 @@ class Model:
                 format=self.format,
                 calls="allowed" if callable_tools else "ignored" if self.format.forced and not choice else "refused",
                 tools={name: given.types for name, given in callable_tools.items()},
-                json=json,
+                json=answer is not None,
                 lead=lead,
             ),
             checked_tools=frozenset(name for name, given in callable_tools.items() if given.checked or unseen),
+            checked_answer=conversation.schema is not None and answer is not None and bool(answer.checks),
+            stop=self._stop(conversation, lead, calls=bool(callable_tools)) if conversation.stop else None,
+        )
+
+    def _stop(self, conversation: Conversation, lead: str, *, calls: bool) -> Stop:
+        """Where the format lets an answer be ended by the texts that are asked for."""
+        if conversation.schema is not None or conversation.format == "json":
+            raise WireError("unsupported", "stop sequences cannot end a JSON answer")
+        format = self.format
+        forced = format.forced and calls
+        frames = () if format.forced and not calls else format.text
+        skip = [f'{frame.open}"' if forced else frame.open for frame in frames]
+        skip += [*(frame.close for frame in frames if not forced), *format.noise, format.next]
+        return Stop(
+            # A forced answer is written as a JSON string.
+            tuple(json.dumps(text, ensure_ascii=False)[1:-1] if forced else text for text in conversation.stop),
+            (format.thinking.open.strip(), format.thinking.close.strip()) if format.thinking else None,
+            tuple(each.marker for each in format.calls if calls and not each.anchored),
+            tuple(each.marker for each in format.calls if calls and each.anchored),
+            tuple(dict.fromkeys(filter(None, map(str.strip, skip)))),
+            lead,
         )
 
     def _lead(self, prompt: Text) -> str:
@@ -135,6 +159,21 @@ def model(path: str, template: str | None) -> Model:
     except EngineError as error:
         raise WireError("provider-error", "the model's vocabulary cannot be read") from error
     return Model(vocab, template)
+
+
+def _answer(conversation: Conversation) -> Compiled | None:
+    """The rules of a JSON answer, where one is asked for. Raises WireError naming path and keyword."""
+    if conversation.schema is None:
+        return arguments.compiled(_ANY_OBJECT) if conversation.format == "json" else None
+    try:
+        found = arguments.compiled(conversation.schema)
+    except UnsupportedSchema as error:
+        raise WireError("unsupported", f"the answer's schema: {error}") from None
+    except InvalidSchema as error:
+        raise WireError("invalid-request", f"the answer's schema: {error}") from None
+    if not found.satisfiable:
+        raise WireError("unsupported", "the answer's schema: no value satisfies it")
+    return found
 
 
 def compiled(tool: Tool, syntaxes: Iterable[Syntax]) -> Arguments:
@@ -169,3 +208,11 @@ def validate(tool: Tool, arguments_given: Mapping[str, Any]) -> None:
         arguments.compiled(tool.parameters).validate(arguments_given)
     except InvalidInstance as error:
         raise WireError("provider-error", f"tool {tool.name}: arguments violate its schema: {error}") from None
+
+
+def validate_answer(schema: Mapping[str, Any] | bool, answer: Any) -> None:
+    """Check a completed answer against all of its schema. Raises WireError("provider-error")."""
+    try:
+        arguments.compiled(schema).validate(answer)
+    except InvalidInstance as error:
+        raise WireError("provider-error", f"the answer violates its schema: {error}") from None

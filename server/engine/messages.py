@@ -70,15 +70,15 @@ class Stop:
     """Texts that end an output where its answer holds one of them. What begins with it is not part of the output.
 
     Thinking and calls are no answer: `thinking` is what they stand between, `calls` are markers from which on nothing
-    is looked for; `anchored`: only where the answer begins with one. Where the format frames its answers, they start
-    behind one of `begin`. `lead`: what of the prompt's end belongs to the output.
+    is looked for, `anchored` such as are markers only where an answer begins. `skip` are the markers of frames.
+    `lead`: what of the prompt's end belongs to the output.
     """
 
     texts: tuple[str, ...]
     thinking: tuple[str, str] | None = None
     calls: tuple[str, ...] = ()
-    anchored: bool = False
-    begin: tuple[str, ...] = ()
+    anchored: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
     lead: str = ""
 
 

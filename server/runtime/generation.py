@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 from server.chat.events import BlockEvent
+from server.engine.messages import Logprob
 from server.runtime.blocks import Blocks
 from server.runtime.clock import Timer
 from server.runtime.endpoint import Caller, Endpoint
@@ -52,6 +53,8 @@ class LiveGeneration:
         self.connection: str | None = None
         """Key of the connection it uses, once that is known."""
         self.output_tokens = 0
+        self.logprobs: list[Logprob] = []
+        """Of the tokens of the answer's text so far, where the options ask for them."""
         self.created = time.time()
         self.arrived = time.monotonic()
         self.decided_in = 0.0

@@ -16,3 +16,13 @@ class Options:
     """Key of the connection to use, in place of the request's handle (which is not looked at then)."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `engine.messages.Sampling` that take the place of the connection's own."""
+    schema: Mapping[str, Any] | bool | None = None
+    """JSON Schema of the answer, which comes as the text of that JSON. It need not describe an object."""
+    allowed: frozenset[str] | None = None
+    """The tools that may be called, where not all that are described may."""
+    parallel: bool = True
+    """Whether a turn may hold more than one call."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the answer and are no part of it."""
+    logprobs: int | None = None
+    """How many of the likeliest tokens to tell with each token of the answer's text (`LiveGeneration.logprobs`)."""

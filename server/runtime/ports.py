@@ -23,6 +23,8 @@ class ChatService(Protocol):
 
     async def validate(self, tool: Tool, arguments: Mapping[str, Any]) -> None: ...
 
+    async def validate_answer(self, schema: Mapping[str, Any] | bool, answer: Any) -> None: ...
+
 
 class OutputParser(Protocol):
     """Text in, blocks out. Raises MalformedOutput."""

@@ -7,10 +7,10 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from server.chat import Capabilities, Conversation, MalformedOutput, Prepared
 from server.chat.events import BlockEnd, BlockStart
@@ -25,17 +25,20 @@ from server.runtime.faults import log_fault
 from server.runtime.generation import Cause, LiveGeneration, Outcome
 from server.runtime.handles import Handles
 from server.runtime.limits import Rate
+from server.runtime.logprobs import AnswerLogprobs
 from server.runtime.metrics import Metrics
 from server.runtime.options import Options
 from server.runtime.ports import ChatService, FetchFile, MakeParser, ModelEngine, StartEngine
-from server.wire import check_generation
+from server.wire import check_generation, strict_json
 from server.wire.records import (
     Generation,
     GenerationRequest,
     ImagePart,
     Model,
     NamedTool,
+    Part,
     Requirements,
+    TextPart,
     ToolCallPart,
     Usage,
     WireError,
@@ -367,12 +370,21 @@ class Runtime:
         connection = self.handles.resolve(live.endpoint, handle)
         live.connection = connection.key
         capabilities = await connection.capabilities()
-        _check_supported(request, capabilities)
+        _check_supported(request, live.options, capabilities)
         _check_temperature(request, connection)
         prepared = await self._chat.prepare(
             str(await connection.ready()),
             connection.settings,
-            Conversation(request.messages, request.tools, request.tool_choice, request.format),
+            Conversation(
+                request.messages,
+                request.tools,
+                request.tool_choice,
+                request.format,
+                live.options.schema,
+                live.options.allowed,
+                live.options.parallel,
+                live.options.stop,
+            ),
         )
         _check_fits(prepared, connection.context_length)
         await self._authorize(live, connection)
@@ -400,6 +412,8 @@ class Runtime:
             max_tokens=_lowest(request.max_tokens, self.limits.max_tokens, connection.supports.max_output_tokens),
             constraint=prepared.constraint,
             banned=prepared.banned,
+            stop=prepared.stop,
+            logprobs=live.options.logprobs,
         )
 
     async def _authorize(self, live: LiveGeneration, connection: Connection) -> None:
@@ -440,6 +454,7 @@ class Runtime:
 
     async def _decode(self, live: LiveGeneration, engine: ModelEngine, job: Job, prepared: Prepared) -> Generation:
         parser = self._make_parser(prepared.parser)
+        logprobs = AnswerLogprobs()
         reasoning = 0
         live.on_settled.append(lambda: engine.cancel(job.id))
         try:
@@ -451,14 +466,21 @@ class Runtime:
                             self.metrics.began(live)
                         live.output_tokens += event.tokens
                         thinking = live.blocks.thinking
-                        live.push(parser.feed(event.text))
+                        found = [*parser.feed(event.text)]
+                        if event.logprobs:
+                            live.logprobs += logprobs.of(event.logprobs, found)
+                        live.push(found)
                         if thinking or live.blocks.thinking:
                             reasoning += event.tokens
                         if live.blocks.refused:
                             return self._partial(live, "refusal", None)
                     elif isinstance(event, Done):
                         live.stage = "checking"
-                        live.push(parser.finish(event.finish))
+                        # A stop sequence cuts an answer where the format may have had more to say.
+                        found = [*parser.finish("length" if event.stopped else event.finish)]
+                        if live.options.logprobs is not None:
+                            live.logprobs += logprobs.of((), found)
+                        live.push(found)
                         usage = Usage(
                             input_tokens=event.prompt_tokens,
                             output_tokens=event.output_tokens,
@@ -489,16 +511,31 @@ class Runtime:
         calls = [part for part in content if isinstance(part, ToolCallPart)]
         generation = Generation(content, "toolUse" if calls else "stop", usage)
         check_generation(live.request, generation)
+        if len(calls) > 1 and not live.options.parallel:
+            raise WireError("provider-error", "the model called more than one tool in a turn")
+        if live.options.schema is not None and not calls:
+            await self._check_answer(live.options.schema, content, checked=prepared.checked_answer)
         tools = {tool.name: tool for tool in live.request.tools}
         for call in calls:
             if call.name in prepared.checked_tools:
                 await self._chat.validate(tools[call.name], call.arguments)
         return generation
 
+    async def _check_answer(self, schema: Mapping[str, Any] | bool, content: Iterable[Part], *, checked: bool) -> None:
+        """Raises `provider-error` where the answer is not the JSON that its schema describes."""
+        try:
+            answer = strict_json.parse("".join(part.text for part in content if isinstance(part, TextPart)).encode())
+        except strict_json.NotJson:
+            raise WireError("provider-error", "the answer is not JSON") from None
+        if answer.violation:
+            raise WireError("provider-error", "the answer is not strict JSON")
+        if checked:
+            await self._chat.validate_answer(schema, answer.value)
 
-def _check_supported(request: GenerationRequest, capabilities: Capabilities) -> None:
+
+def _check_supported(request: GenerationRequest, options: Options, capabilities: Capabilities) -> None:
     """Raises `unsupported` where the connection cannot do what the request needs."""
-    if request.format == "json" and not capabilities.json:
+    if (request.format == "json" or options.schema is not None) and not capabilities.json:
         raise WireError("unsupported", "this connection does not support format json")
     if not capabilities.images and any(isinstance(part, ImagePart) for m in request.messages for part in m.content):
         raise WireError("unsupported", "this connection does not accept images")

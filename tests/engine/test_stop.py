@@ -43,17 +43,15 @@ def shown(stop: Stop, *pieces: str) -> tuple[str, bool]:
         (Stop(("}", "<"), None, CALLS), "te}xt<tool_call>{}</tool_call>", "te"),
         (Stop(("<tool",), None, CALLS), "a <tool> b", "a "),
         # An anchored marker is one only where the answer begins.
-        (Stop(("b",), None, ("{",), anchored=True), ' {"a": "b"}', None),
-        (Stop(("b",), None, ("{",), anchored=True), 'a {"a": "b"}', 'a {"a": "'),
-        (Stop(("b",), THINK, ("{",), anchored=True), '<think>b</think>\n{"a": "b"}', None),
-        # Where answers are framed, what stands before the frame is none.
-        (Stop(("final", "x"), None, begin=("<final>",)), "<final>axb", "<final>a"),
-        (
-            Stop(("final", "x"), ("<plan>", "<end>"), begin=("<final>",)),
-            "x<plan>x<end>x<final>ax",
-            "x<plan>x<end>x<final>a",
-        ),
-        (Stop(("a",), None, begin=(">>>all\n",), lead=">>>"), "all\nbac", "all\nb"),
+        (Stop(("b",), anchored=("{",)), ' {"a": "b"}', None),
+        (Stop(("b",), anchored=("{",)), 'a {"a": "b"}', 'a {"a": "'),
+        (Stop(("b",), THINK, anchored=("{",)), '<think>b</think>\n{"a": "b"}', None),
+        # Nor are the markers of frames, in a prompt's end begun perhaps.
+        (Stop(("final", "x"), skip=("<final>",)), "<final>axb", "<final>a"),
+        (Stop(("final", "<"), ("<plan>", "<end>"), skip=("<final>",)), "<plan>x<end><final>a<", "<plan>x<end><final>a"),
+        (Stop(("a",), None, (">>>",), skip=(">>>all\n",), lead=">>>"), "all\nbac", "all\nb"),
+        (Stop(("a",), None, (">>>",), skip=(">>>all\n",), lead=">>>"), "look\nbac", None),
+        (Stop(("a",), skip=(">>>all\n",), lead=">>>"), "al", ""),
     ],
 )
 def test_the_output_ends_before_the_sequence(stop: Stop, output: str, expected: str | None) -> None:
@@ -70,18 +68,20 @@ ALPHABET = st.text("ab<>", max_size=12)
     pieces=st.lists(ALPHABET, max_size=6),
     thinking=st.sampled_from([None, ("<a>", "<b>")]),
     calls=st.sampled_from([(), ("<<",), ("ab<", "<")]),
-    anchored=st.booleans(),
-    begin=st.sampled_from([(), ("b>",)]),
+    anchored=st.sampled_from([(), ("a>",)]),
+    skip=st.sampled_from([(), ("b>", "<<a")]),
+    lead=st.sampled_from(["", "<", "<a>"]),
 )
 def test_the_cut_into_pieces_changes_nothing(
     texts: list[str],
     pieces: list[str],
     thinking: tuple[str, str] | None,
     calls: tuple[str, ...],
-    anchored: bool,
-    begin: tuple[str, ...],
+    anchored: tuple[str, ...],
+    skip: tuple[str, ...],
+    lead: str,
 ) -> None:
-    stop = Stop(tuple(texts), thinking, calls, anchored, begin)
+    stop = Stop(tuple(texts), thinking, calls, anchored, skip, lead)
     whole = "".join(pieces)
     assert shown(stop, *pieces) == shown(stop, *whole) == shown(stop, whole)
 

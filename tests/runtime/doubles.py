@@ -14,7 +14,7 @@ from server.chat import Capabilities, Conversation, Prepared
 from server.chat.events import BlockDelta, BlockEnd, BlockEvent, BlockStart
 from server.config import Config, ConnectionConfig, Limits, ServerConfig, Source
 from server.engine.counts import Counts
-from server.engine.messages import Done, EngineStats, Event, Failed, Job, ModelInfo, ModelSpec, Text
+from server.engine.messages import Done, EngineStats, Event, Failed, Job, ModelInfo, ModelSpec, Stop, Text
 from server.runtime import Caller, Endpoint, Runtime
 from server.runtime.ports import ChatService, MakeParser
 from server.wire.records import GenerationRequest, Message, TextPart, Tool, WireError
@@ -38,7 +38,7 @@ class PlainParser:
         return [*begin, BlockDelta(0, text)]
 
     def finish(self, finish: str) -> list[BlockEvent]:
-        return [BlockEnd(0)] if self.open and finish == "stop" else []
+        return [BlockEnd(0)] if self.open else []
 
 
 class ChatDouble:
@@ -55,6 +55,8 @@ class ChatDouble:
         self.preparing = asyncio.Event()
         self.validating = asyncio.Event()
         self.conversations: list[Conversation] = []
+        self.answers: list[Any] = []
+        self.checked_answer = False
         self.inspected = 0
 
     async def inspect(self, model_path: str, template: str | None) -> Capabilities:
@@ -74,11 +76,18 @@ class ChatDouble:
             banned=(),
             parser=PlainParser(self.script),  # type: ignore[arg-type]
             checked_tools=self.checked,
+            checked_answer=self.checked_answer,
+            stop=Stop(conversation.stop) if conversation.stop else None,
         )
 
     async def validate(self, tool: Tool, arguments: Mapping[str, Any]) -> None:
         self.validating.set()
         await self.gate.wait()
+        if self.invalid is not None:
+            raise self.invalid
+
+    async def validate_answer(self, schema: Mapping[str, Any] | bool, answer: Any) -> None:
+        self.answers.append(answer)
         if self.invalid is not None:
             raise self.invalid
 

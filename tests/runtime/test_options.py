@@ -1,16 +1,21 @@
-"""What projections beside NAP-LLM may ask of one generation: a connection by its key, and sampling."""
+"""What projections beside NAP-LLM may ask of one generation."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from server.chat.events import BlockDelta, BlockEnd, BlockStart
 from server.config import ConnectionConfig, ServerConfig, Source
-from server.engine.messages import Sampling
+from server.engine.messages import Done, Logprob, Sampling, Text
 from server.runtime import LiveGeneration, Options
+from server.runtime.logprobs import AnswerLogprobs
 from server.wire.records import Generation, Requirements, TextPart, WireError
-from tests.runtime.doubles import World, caller, request
+from tests.runtime.doubles import World, caller, request, tool
 
 
 def two(tmp_path: Path, **fields: Any) -> World:
@@ -103,4 +108,119 @@ async def test_a_file_that_changes_while_the_owner_consents_ends_the_selection(t
     result = await live.result()
     assert isinstance(result, WireError) and result.code == "selection-expired"
     assert await world.runtime.select(caller(), Requirements())
+    await world.runtime.close()
+
+
+async def test_what_is_asked_of_the_conversation_reaches_it(tmp_path: Path) -> None:
+    world = two(tmp_path)
+    options = Options(
+        connection="first", schema=True, allowed=frozenset({"weather"}), parallel=False, stop=("x",), logprobs=2
+    )
+    begin(world, options, tools=(tool(), tool("other")))
+    job = (await world.engine.run()).job
+    (conversation,) = world.chat.conversations
+    assert (conversation.schema, conversation.allowed, conversation.parallel) == (True, frozenset({"weather"}), False)
+    assert job.stop is not None and job.stop.texts == ("x",) and job.logprobs == 2
+    await world.runtime.close()
+
+
+async def test_a_stop_sequence_completes_the_turn(tmp_path: Path) -> None:
+    world = two(tmp_path)
+    live = begin(world, Options(connection="first", stop=("x",)))
+    run = await world.engine.run()
+    run.say("cut")
+    run.events.put_nowait(Done("stop", 3, 2, 0, stopped=True))
+    result = await live.result()
+    assert isinstance(result, Generation)
+    assert (result.content, result.finish) == ((TextPart("cut"),), "stop")
+    assert result.usage is not None and result.usage.output_tokens == 2
+    await world.runtime.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "violates", "code"),
+    [("[1]", False, None), ("[1]", True, "provider-error"), ("no", False, "provider-error")],
+)
+async def test_an_answer_with_a_schema_is_checked(tmp_path: Path, said: str, violates: bool, code: str | None) -> None:
+    world = two(tmp_path)
+    world.chat.checked_answer = True
+    world.chat.invalid = WireError("provider-error", "the answer violates its schema") if violates else None
+    live = begin(world, Options(connection="first", schema={"type": "array"}))
+    run = await world.engine.run()
+    run.say(said)
+    run.done()
+    result = await live.result()
+    assert (result.code if isinstance(result, WireError) else None) == code
+    assert world.chat.answers == ([[1]] if said == "[1]" else [])
+    await world.runtime.close()
+
+
+async def test_a_schema_needs_a_connection_that_answers_in_json(tmp_path: Path) -> None:
+    world = two(tmp_path)
+    world.chat.capabilities = replace(world.chat.capabilities, json=False)
+    result = await begin(world, Options(connection="first", schema=True)).result()
+    assert isinstance(result, WireError) and result.code == "unsupported"
+    await world.runtime.close()
+
+
+async def test_two_calls_where_one_may_be_are_an_error(tmp_path: Path) -> None:
+    world = two(tmp_path)
+    for index in (0, 1):
+        world.chat.script[f"call {index}"] = [
+            BlockStart(index, "toolCall", name="weather"),
+            BlockDelta(index, "{}"),
+            BlockEnd(index),
+        ]
+    live = begin(world, Options(connection="first", parallel=False), tools=(tool(),))
+    run = await world.engine.run()
+    run.say("call 0", "call 1")
+    run.done()
+    result = await live.result()
+    assert isinstance(result, WireError) and result.code == "provider-error"
+    await world.runtime.close()
+
+
+# --- log probabilities
+
+
+def tokens(*pieces: str | bytes) -> list[Logprob]:
+    return [Logprob(each if isinstance(each, bytes) else each.encode(), -0.5, ()) for each in pieces]
+
+
+def pieces(found: list[Logprob]) -> list[bytes]:
+    return [each.piece for each in found]
+
+
+def test_log_probabilities_follow_the_answers_text() -> None:
+    which = AnswerLogprobs()
+    assert which.of(tokens("<think>", "\n", "a"), [BlockStart(0, "thinking"), BlockDelta(0, "a")]) == []
+    assert which.of(tokens("b", "</think>"), [BlockDelta(0, "b"), BlockEnd(0)]) == []
+    # White space waits with the parser until it is certain whose it is.
+    assert which.of(tokens("\n\n"), []) == []
+    assert pieces(which.of(tokens("Hi"), [BlockStart(1, "text"), BlockDelta(1, "Hi")])) == [b"Hi"]
+    assert which.of(tokens("\n"), []) == []
+    assert pieces(which.of(tokens("a", " b"), [BlockDelta(1, "\na b")])) == [b"\n", b"a", b" b"]
+    # A character of several tokens, and one token of which the answer has a part.
+    assert pieces(which.of(tokens(b"\xc3", b"\xa9", "!<"), [BlockDelta(1, "é!")])) == [b"\xc3", b"\xa9", b"!<"]
+    assert which.of(tokens("tool_call>", "{}"), [BlockEnd(1), BlockStart(2, "toolCall"), BlockDelta(2, "{}")]) == []
+
+
+def test_text_in_another_notation_has_all_tokens_up_to_it() -> None:
+    which = AnswerLogprobs()
+    assert pieces(which.of(tokens('"', "a", "\\n"), [BlockStart(0, "text"), BlockDelta(0, "a\n")])) == [
+        b'"',
+        b"a",
+        b"\\n",
+    ]
+    assert pieces(which.of(tokens("b"), [BlockDelta(0, "b")])) == [b"b"]
+
+
+async def test_log_probabilities_stand_beside_the_generation(tmp_path: Path) -> None:
+    world = two(tmp_path)
+    live = begin(world, Options(connection="first", logprobs=0))
+    run = await world.engine.run()
+    run.events.put_nowait(Text("hi", 1, tuple(tokens("hi"))))
+    run.done()
+    await live.result()
+    assert pieces(live.logprobs) == [b"hi"]
     await world.runtime.close()

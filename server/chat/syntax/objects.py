@@ -12,6 +12,8 @@ from server.chat.reader import MalformedOutput, Reader, Steps
 _OUTSIDE = re.compile(r'["{}\[\]]')
 _INSIDE = re.compile(r'["\\]')
 _PLAIN = {'"': re.compile(r'[^"\\]+'), "'": re.compile(r"[^'\\]+")}
+_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"')
+_WORD = re.compile(r"[-+.0-9A-Za-z]*")
 _CLOSER = {"{": "}", "[": "]"}
 _ESCAPES = {'"': '"', "'": "'", "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 
@@ -51,6 +53,10 @@ def read_object(reader: Reader, emit: Callable[[str], None]) -> Steps[None]:
     yield from reader.skip_space()
     if not reader.buffer.startswith("{", reader.at):
         yield from reader.wrong("what should be a JSON object is none")
+    yield from _bracketed(reader, emit)
+
+
+def _bracketed(reader: Reader, emit: Callable[[str], None]) -> Steps[None]:
     brackets = Brackets()
     while True:
         start = reader.at
@@ -59,6 +65,22 @@ def read_object(reader: Reader, emit: Callable[[str], None]) -> Steps[None]:
         if whole:
             return
         yield from reader.more()
+
+
+def read_json(reader: Reader, emit: Callable[[str], None]) -> Steps[None]:
+    """One JSON value of any type, its text as it stands. Whether it is valid is for those who read the whole of it."""
+    yield from reader.skip_space()
+    first = reader.buffer[reader.at : reader.at + 1]
+    if first in _CLOSER:
+        yield from _bracketed(reader, emit)
+        return
+    if not first:
+        yield from reader.more()
+    pattern = _TEXT if first == '"' else _WORD
+    while (match := pattern.match(reader.buffer, reader.at)) is None or match.end() == len(reader.buffer):
+        yield from reader.more()
+    emit(match.group())
+    reader.at = match.end()
 
 
 def read_string(reader: Reader, emit: Callable[[str], None]) -> Steps[None]:
