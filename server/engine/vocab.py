@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
+from server.engine import gguf
 from server.engine.llama import LoadError, Model
 from server.engine.messages import EngineError, Segment
 
@@ -28,6 +29,7 @@ class Vocab:
     @classmethod
     def load(cls, path: str) -> Vocab:
         """Read the vocabulary of the file at `path`. Raises EngineError where it cannot be read."""
+        gguf.read(path)  # llama.cpp ends the process over some files
         try:
             return cls(Model(path, vocab_only=True))
         except LoadError as error:

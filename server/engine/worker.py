@@ -22,11 +22,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from server.engine import llama
+from server.engine import gguf, llama
 from server.engine.constraint import ConstraintError, Guard
 from server.engine.device import cores
 from server.engine.logprobs import Logprobs, certain
-from server.engine.messages import Done, Failed, ModelInfo, ModelSpec
+from server.engine.messages import Done, EngineError, Failed, ModelInfo, ModelSpec
 from server.engine.protocol import Cancel, Crashed, Decoder, Load, Ping, Pong, Ready, Refused, Step, Submit, encode
 from server.engine.sampler import PENALTY_WINDOW, NothingAllowed, TokenSampler
 from server.engine.scheduler import Admission, Prefix, Scheduler, Sequence
@@ -423,7 +423,11 @@ def main() -> None:
     said: list[str] = []
     llama.log_to(lambda level, text: said.append(text.strip()) if level >= llama.LOG_WARN else None)
     try:
+        gguf.read(frames[0].spec.path)
         worker = Worker(connection, frames[0].spec, repack=frames[0].repack)
+    except EngineError as error:
+        connection.sendall(encode(Refused(error.reason, error.reason)))
+        return
     except llama.LoadError as error:
         connection.sendall(encode(Refused(str(error), " ".join(said[-3:]))))
         return

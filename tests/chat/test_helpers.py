@@ -15,6 +15,7 @@ import pytest
 
 from server.chat import ChatSettings, Conversation, HelperPool
 from server.wire.records import Message, TextPart, Tool, WireError
+from tests.engine.test_gguf import tiny
 
 HELLO = Conversation((Message("user", (TextPart("Hello"),)),))
 OWN = ChatSettings()
@@ -134,3 +135,16 @@ async def test_errors_keep_their_code_and_say_nothing_of_content(pool: HelperPoo
         await pool.prepare(str(smollm2), OWN, conversation)
     assert caught.value.code == "invalid-request"
     assert "secret" not in caught.value.message
+
+
+async def test_a_damaged_model_file_costs_at_most_a_helper(pool: HelperPool, tmp_path: Path) -> None:
+    file = tiny(tmp_path / "tiny.gguf")
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(WireError) as caught:
+        await pool.inspect(str(file), OWN)
+    assert (caught.value.code, caught.value.message) == ("provider-error", "the model's vocabulary cannot be read")
+    # llama.cpp ends its process over this one.
+    with pytest.raises(WireError) as caught:
+        await pool.inspect(str(tiny(tmp_path / "hostile.gguf", {"tokenizer.ggml.tokens": ["a"] * 268})), OWN)
+    assert str(tmp_path) not in caught.value.message
+    assert (await pool.inspect(str(tiny(tmp_path / "whole.gguf")), ChatSettings(PLAIN))).json
