@@ -171,6 +171,10 @@ class Limits:
     """Images in one request; 0: none."""
     image_bytes: int = 8 * 2**20
     """Bytes of one image, before anything is decoded."""
+    image_pixels: int = 2**25
+    """Pixels of all images of one request together."""
+    image_frames: int = 1
+    """Frames of one image; of an animation within the limit its first frame is taken."""
     concurrent: int = 64
     """Live generations, all endpoints together."""
     concurrent_per_endpoint: int = 16

@@ -3,7 +3,7 @@
 What needs Jinja, a vocabulary or a schema runs in helper processes (`HelperPool`); the web process parses.
 """
 
-from server.chat.conversation import Capabilities, ChatSettings, Conversation, Prepared
+from server.chat.conversation import Capabilities, ChatSettings, Conversation, ImageLimits, Prepared
 from server.chat.helpers import HelperPool
 from server.chat.parser import MalformedOutput, Parser, ParserSpec, make_parser, new_call_id
 
@@ -12,6 +12,7 @@ __all__ = [
     "ChatSettings",
     "Conversation",
     "HelperPool",
+    "ImageLimits",
     "MalformedOutput",
     "Parser",
     "ParserSpec",

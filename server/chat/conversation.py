@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.chat.parser import ParserSpec
-from server.engine.messages import Constraint, Stop
+from server.engine.messages import Constraint, Picture, Stop
 from server.wire.records import Format, Message, ReasoningEffort, Tool, ToolChoice, ToolChoiceMode
 
 
@@ -31,6 +31,16 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageLimits:
+    """What the images of one request may ask for; what is over is refused, never scaled or cut."""
+
+    pixels: int = 2**25
+    """Of all of them together."""
+    frames: int = 1
+    """Of one of them; of an animation within the limit its first frame is taken."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChatSettings:
     """What the owner sets for a connection's conversations. None: as the model's file and template have it."""
 
@@ -41,6 +51,9 @@ class ChatSettings:
     """One that the template takes; another is left out."""
     reasoning_continuation: str = "dropped"
     """Whether a tool loop may go on without the reasoning that led to its calls: "dropped", or it is "required"."""
+    projector: str | None = None
+    """The projector's file, where the connection has one."""
+    images: ImageLimits = ImageLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +76,8 @@ class Capabilities:
 class Prepared:
     """A conversation ready for the engine.
 
-    `tokens` is the whole prompt. `checked_tools` are those whose grammar leaves something to check on the completed
+    `tokens` is the whole prompt's text, and `pictures` its images, each with the offset in `tokens` before which it
+    stands (`engine.messages.Job`). `checked_tools` are those whose grammar leaves something to check on the completed
     arguments (`HelperPool.validate`); `checked_answer` says so of the answer's schema (`HelperPool.validate_answer`).
     """
 
@@ -74,6 +88,7 @@ class Prepared:
     checked_tools: frozenset[str] = frozenset()
     checked_answer: bool = False
     stop: Stop | None = None
+    pictures: tuple[tuple[int, Picture], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,7 +263,7 @@ def serve(descriptor: int, memory: int) -> None:
 
 
 _WORK: dict[str, Callable[..., Any]] = {
-    "inspect": lambda prepare, path, settings: prepare.model(path, settings.template).capabilities(),
+    "inspect": lambda prepare, path, settings: prepare.model(path, settings.template).capabilities(settings),
     "prepare": lambda prepare, path, settings, conversation: prepare.model(path, settings.template).prepare(
         conversation, settings
     ),

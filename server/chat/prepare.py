@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -15,18 +17,20 @@ from grammars import Compiled, InvalidInstance, InvalidSchema, UnsupportedSchema
 from server.chat import arguments
 from server.chat.arguments import Arguments
 from server.chat.constraint import constraint
-from server.chat.conversation import Capabilities, ChatSettings, Conversation, Grammar, Prepared
+from server.chat.conversation import Capabilities, ChatSettings, Conversation, Grammar, ImageLimits, Prepared
 from server.chat.format import Syntax
 from server.chat.formats import recognise
 from server.chat.parser import ParserSpec
+from server.chat.places import Place, find, mark
 from server.chat.probe import Traits, probe
 from server.chat.prompt import write_prompt
 from server.chat.reasoning import check_continuation
 from server.chat.template import Template, TemplateError
 from server.chat.text import Text
 from server.engine import Vocab
-from server.engine.messages import EngineError, Stop
-from server.wire.records import ImagePart, NamedTool, Tool, WireError
+from server.engine.messages import EngineError, Picture, Stop
+from server.engine.projector import sees
+from server.wire.records import NamedTool, Role, Tool, WireError
 
 _DEFAULT = ChatSettings()
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -53,12 +57,23 @@ class Model:
             sorted(token for text, token in self.tokens.items() if not any(text in marker for marker in markers))
         )
         called = {calls.marker for calls in self.format.calls}
+        carried: dict[Role, bool] = {
+            "user": self.traits.images,
+            "toolResult": self.traits.result_images and not self.format.forced,
+        }
+        self.seen = frozenset(role for role, carries in carried.items() if carries)
+        """The roles whose messages may hold images, with a projector."""
         self.call_tokens = tuple(token for text in called if (token := self.vocab.token_of(text)) is not None)
 
-    def capabilities(self) -> Capabilities:
+    def capabilities(self, settings: ChatSettings = _DEFAULT) -> Capabilities:
+        """Raises WireError where the projector's file cannot be read."""
+        try:
+            images = self.traits.images and settings.projector is not None and sees(settings.projector)
+        except EngineError as error:
+            raise WireError("provider-error", error.reason) from None
         reasoning = self.traits.reasoning
         return Capabilities(
-            images=False,
+            images=images,
             json=True,
             tools=True,
             tool_choice_modes=("auto", "none", "required", "tool"),
@@ -78,14 +93,15 @@ class Model:
 
     def prepare(self, conversation: Conversation, settings: ChatSettings = _DEFAULT) -> Prepared:
         """Raises WireError: `unsupported` and `invalid-request` name what they are about, never its values."""
-        if any(isinstance(part, ImagePart) for message in conversation.messages for part in message.content):
-            raise WireError("unsupported", "this connection does not accept images")
         check_continuation(settings, conversation.messages)
+        messages, places = mark(conversation.messages, self.seen if settings.projector else frozenset())
+        conversation = replace(conversation, messages=messages)
         try:
             options = self.traits.reasoning.options(settings)
             prompt = write_prompt(self.template, self.traits, self.format, conversation, options)
         except TemplateError as error:
             raise WireError("unsupported", str(error)) from None
+        tokens, pictures = self._placed(prompt, places, settings.images)
         choice = conversation.tool_choice
         syntaxes = tuple(dict.fromkeys(calls.syntax for calls in self.format.calls))
         callable_tools = {
@@ -100,7 +116,8 @@ class Model:
         # Text may run into a call that no grammar has seen: of a framed format, or without its markers.
         unseen = self.format.framed or (choice == "auto" and any(calls.bare for calls in self.format.calls))
         return Prepared(
-            tokens=self.vocab.tokenize(prompt.segments()),
+            tokens=tokens,
+            pictures=pictures,
             constraint=constraint(
                 self.format,
                 tools=callable_tools,
@@ -142,6 +159,29 @@ class Model:
             tuple(dict.fromkeys(filter(None, map(str.strip, skip)))),
             lead,
         )
+
+    def _placed(
+        self, prompt: Text, places: Sequence[Place], limits: ImageLimits
+    ) -> tuple[array[int], tuple[tuple[int, Picture], ...]]:
+        """The prompt's tokens and, where they stand in it, its pictures.
+
+        Texts between images are tokenized apart, as llama.cpp does (`mtmd_tokenize`).
+        """
+        texts, order = find(prompt, places)
+        tokens = self.vocab.tokenize(texts[0].segments())
+        offsets = []
+        for text in texts[1:]:
+            offsets.append(len(tokens))
+            tokens += self.vocab.tokenize(text.segments(), begins=False)
+        if offsets and offsets[-1] == len(tokens):
+            raise places[order[-1]].refused("this model's chat template ends the prompt with the image")
+        if not places:
+            return tokens, ()
+        # Here, so that whoever sends no image need not load what decodes them.
+        from server.chat.images import decode
+
+        pictures = decode([(place.at, place.part) for place in places], limits)
+        return tokens, tuple((offset, pictures[number]) for offset, number in zip(offsets, order, strict=True))
 
     def _lead(self, prompt: Text) -> str:
         """What of the prompt's end belongs to the output: thinking that the template has opened, or a frame."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from server.chat.conversation import ChatSettings
 from server.chat.reasoning import Control, find_control
 from server.chat.template import Template, TemplateError
-from server.chat.text import Text, content, control
+from server.chat.text import Text, content, control, join, media
 
 _NONE: Mapping[str, Any] = {}
 _THINKING = ChatSettings(thinking=True)
@@ -17,6 +17,8 @@ _REASONINGS = ("reasoning_content", "reasoning", "thinking")
 """What templates call the reasoning of an assistant's turn."""
 _SYSTEM, _USER, _REPLY, _RESULT = "needlesystem", "needleuser", "needlereply", "needleresult"
 _TOOL, _KEY, _VALUE, _OTHER = "needletool", "needlekey", "needlevalue", "needleother"
+_BEFORE, _AFTER = "needlebefore", "needleafter"
+_IMAGE = join([_BEFORE, media(0), _AFTER])
 _TOOLS = [
     {
         "type": "function",
@@ -63,6 +65,10 @@ class Traits:
     """How it can be told to think."""
     replay: bool = False
     """The reasoning behind a call is rendered before its result, where it is given."""
+    images: bool = False
+    """An image within a user's text stands at its place in the prompt."""
+    result_images: bool = False
+    """So does one within a tool's result: it is written as it is, not within JSON."""
 
 
 def probe(template: Template) -> Traits:
@@ -116,6 +122,8 @@ class _Probes:
             or self.render([user, self.called(arguments), result], tools=True)
             or self.render([user], tools=True),
             replay=self._replays(reasoning, [user, asked, result]),
+            images=self._keeps([self.turn("user", _IMAGE)]),
+            result_images=self._keeps([user, asked, self.result(text=_IMAGE), reply, user], tools=True),
             reasoning=reasoning,
         )
 
@@ -132,24 +140,29 @@ class _Probes:
         calls = [call(f"needle00{i}", _TOOL, given) for i, given in enumerate(arguments, 1)]
         return turn("assistant", text, typed=self._typed, tool_calls=calls)
 
-    def result(self, number: str = "1") -> dict[str, Any]:
-        return turn("tool", _RESULT, typed=self._typed, tool_call_id=f"needle00{number}", name=_TOOL)
+    def result(self, number: str = "1", text: str = _RESULT) -> dict[str, Any]:
+        return turn("tool", text, typed=self._typed, tool_call_id=f"needle00{number}", name=_TOOL)
 
     def _written(self, called: Mapping[str, Any]) -> bool:
         """Whether the call's arguments are rendered once, not as a JSON string inside JSON."""
         prompt = self.render([self.turn("user", _USER), called, self.result()], tools=True)
         return _VALUE in prompt and f'\\"{_KEY}' not in prompt
 
+    def _keeps(self, messages: Sequence[Mapping[str, Any]], *, tools: bool = False) -> bool:
+        """Whether the image is written once, with its text around it."""
+        texts, order = self.render(messages, tools=tools).divided()
+        return order == [0] and texts[0].endswith(_BEFORE) and texts[1].startswith(_AFTER)
+
     def shows(self, messages: Sequence[Mapping[str, Any]], *needles: str, tools: bool = False) -> bool:
         prompt = self.render(messages, tools=tools)
         return all(needle in prompt for needle in needles)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, tools: bool, options: Mapping[str, Any] = _NONE) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], *, tools: bool, options: Mapping[str, Any] = _NONE) -> Text:
         """What the template makes of this; nothing where it fails."""
         try:
             return self._template.render(messages, tools=content(_TOOLS) if tools else self._none, **options)
         except TemplateError:
-            return ""
+            return Text()
 
 
 def turn(role: str, text: str, *, typed: bool = False, **members: Any) -> dict[str, Any]:

@@ -98,8 +98,8 @@ def _hidden(format: Format) -> dict[str, str]:
     return {marker: chr(_NONCHARACTERS + index) for index, marker in enumerate(found)}
 
 
-def text_of(message: Message) -> str:
-    return "".join(part.text for part in message.content if isinstance(part, TextPart))
+def text_of(message: Message) -> Text:
+    return join(part.text for part in message.content if isinstance(part, TextPart))
 
 
 def _described(tool: Tool) -> dict[str, Any]:
@@ -136,11 +136,11 @@ class _Writer:
             yield from self._exchange(text_of(message), calls, {}, native=native and not results)
             if not results:
                 continue
-            told = to_json(
+            told: str = to_json(
                 {"tool_results": [{"name": part.name, "content": results[part.tool_call_id]} for part in calls]}
             )
             if after is not None and _is_user(after):
-                told += f"\n{text_of(after)}"
+                told = join([told, "\n", text_of(after)])
                 at += 1
             yield _Turn("user", told)
 

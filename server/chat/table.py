@@ -20,8 +20,8 @@ UNRECOGNISED = {
 }
 """Why a template has the generic format."""
 
-_HEADER = """| template | format | system | tools | calls | text beside | results | thinking | set by |
-| --- | --- | --- | --- | --- | --- | --- | --- | --- |
+_HEADER = """| template | format | system | tools | calls | text beside | results | images | thinking | set by |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
 
 
@@ -47,6 +47,7 @@ def _row(name: str, source: str) -> str:
         _calls(traits, native=not format.forced),
         "native" if traits.beside else "turn of its own" if traits.apart else "spelled" if native else "",
         _results(traits, native=not format.forced),
+        _images(traits, native=not format.forced),
         thinking,
         _set_by(traits),
     ]
@@ -63,6 +64,12 @@ def _results(traits: Traits, *, native: bool) -> str:
     if not (native and traits.results):
         return "user turn"
     return "native" if traits.answered else "native, before a user's message: user turn"
+
+
+def _images(traits: Traits, *, native: bool) -> str:
+    if not traits.images:
+        return "none"
+    return "users, results" if native and traits.result_images else "users"
 
 
 def _set_by(traits: Traits) -> str:

@@ -4,6 +4,8 @@ A chat template is rendered over `Text` values. Characters written by the templa
 become control tokens. Characters that came in with the conversation are *content* and never may. Every string
 operation a template can use keeps the two apart; one that is not covered here returns an ordinary `str`, and an
 ordinary `str` counts as content, so that a gap can only ever cost a control token, never grant one.
+
+A third provenance marks the place of an image: one *media* character in the text, which no text can spell.
 """
 
 from __future__ import annotations
@@ -15,6 +17,14 @@ from server.engine.messages import Segment
 
 _CONTENT = b"\0"
 _CONTROL = b"\1"
+_MEDIA = b"\2"
+
+_FIRST_MEDIA = 0xF0000
+"""The character that stands for the first image while a template runs: of private use, so that no operation of a
+template changes it. What tells it from the same character in a text is its provenance."""
+
+MAX_MEDIA = 1 << 16
+"""Images one prompt can tell apart."""
 
 
 class Text(str):
@@ -121,10 +131,16 @@ class Text(str):
 
     def is_control(self) -> bool:
         """Whether the template wrote every character."""
-        return 0 not in self._mask
+        return self._mask.count(_CONTROL) == len(self)
+
+    def divided(self) -> tuple[list[Text], list[int]]:
+        """The texts before, between and behind the images, and the images' numbers."""
+        at = [index for index, mask in enumerate(self._mask) if mask == _MEDIA[0]] if _MEDIA in self._mask else []
+        texts = [self[start:end] for start, end in zip([0, *(i + 1 for i in at)], [*at, len(self)], strict=True)]
+        return texts, [ord(str.__getitem__(self, index)) - _FIRST_MEDIA for index in at]
 
     def segments(self) -> list[Segment]:
-        """The text as runs of one provenance each. Their concatenation is the text."""
+        """The text as runs of one provenance each. Their concatenation is the text, which holds no image."""
         runs: list[Segment] = []
         at = 0
         while at < len(self):
@@ -143,6 +159,11 @@ def _mask(text: str) -> bytes:
 def control(text: str) -> Text:
     """Text that the template wrote."""
     return Text(text, _CONTROL * len(text))
+
+
+def media(number: int) -> Text:
+    """The place of an image."""
+    return Text(chr(_FIRST_MEDIA + number), _MEDIA)
 
 
 def join(parts: Iterable[str]) -> Text:

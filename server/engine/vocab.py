@@ -159,8 +159,8 @@ class Vocab:
 
     # --- text to tokens
 
-    def tokenize(self, segments: Sequence[Segment]) -> array[int]:
-        """Tokens of the segments as one text, with BOS once where the vocabulary wants it.
+    def tokenize(self, segments: Sequence[Segment], *, begins: bool = True) -> array[int]:
+        """Tokens of the segments as one text; where it `begins` the prompt, with BOS once if the vocabulary wants it.
 
         Without control spellings in content this is exactly how llama.cpp tokenizes the whole text. Where content
         spells a control token, alone or together with its neighbours, the text is cut inside that spelling and
@@ -172,7 +172,7 @@ class Vocab:
         for cut in (*self._cuts(text, segments), len(text)):
             tokens += self._part(text[start:cut], first=start == 0)
             start = cut
-        if self.add_bos and (not tokens or tokens[0] != self.bos):
+        if begins and self.add_bos and (not tokens or tokens[0] != self.bos):
             assert self.bos is not None
             tokens.insert(0, self.bos)
         return tokens

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from server.chat import Capabilities, ChatSettings
+from server.chat import Capabilities, ChatSettings, ImageLimits
 from server.config import ConnectionConfig
 from server.engine import EngineError
 from server.engine.counts import Counts
@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 
 LOADS = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 """Bounds of the times that loading a model takes, in seconds."""
+
+
+_IMAGES = ImageLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +59,12 @@ class Connection:
         changed: Callable[[], None] = lambda: None,
         expired: Callable[[Connection], None] = lambda _: None,
         make_room: Callable[[], Awaitable[bool]] | None = None,
+        images: ImageLimits = _IMAGES,
     ) -> None:
         self.config = config
-        self.settings = ChatSettings(template=config.template, reasoning_continuation=config.reasoning_continuation)
+        self.settings = ChatSettings(
+            template=config.template, reasoning_continuation=config.reasoning_continuation, images=images
+        )
         self.supports = Supports()
         self.parameters = Parameters()
         """How its model generates; settled with its capabilities."""
@@ -79,6 +85,8 @@ class Connection:
         self._projector: Path | None = None
         self._stamps: list[Stamp] | None = None
         self._capabilities: Capabilities | None = None
+        self._blind = False
+        """Loading has shown that the projector takes no images, whatever its file says."""
         self._loading: asyncio.Task[ModelEngine] | None = None
         self.loaded: ModelEngine | None = None
         self.loads = Histogram(LOADS)
@@ -109,6 +117,7 @@ class Connection:
             try:
                 if self.config.mmproj is not None:
                     self._projector = await asyncio.to_thread(self._fetch_file, self.config.mmproj)
+                    self.settings = replace(self.settings, projector=str(self._projector))
                 self._path = await asyncio.to_thread(self._fetch_file, self.config.source)
             except Exception as error:
                 log.warning("connection %s: its file cannot be had (%s)", self.key, type(error).__name__)
@@ -132,9 +141,13 @@ class Connection:
 
     def expire(self) -> None:
         """Ends all handles to this connection; the next use starts afresh."""
+        self._end_selections()
+        self._blind = False
+        self.unload()
+
+    def _end_selections(self) -> None:
         self.revision += 1
         self._capabilities = None
-        self.unload()
         self._expired(self)
 
     async def capabilities(self) -> Capabilities:
@@ -238,6 +251,10 @@ class Connection:
         if current:
             self.loaded = engine
             self._idle_from_now()
+            if self._capabilities is not None and self._capabilities.images and not engine.info.vision:
+                log.warning("connection %s: its projector takes no images", self.key)
+                self._blind = True
+                self._end_selections()
         return engine
 
     async def _start(self) -> ModelEngine:
@@ -280,7 +297,7 @@ class Connection:
         )
         return replace(
             found,
-            images=found.images and allowed.images is not False,
+            images=found.images and allowed.images is not False and not self._blind,
             json=found.json and allowed.json is not False,
             tools=tools,
             tool_choice_modes=modes if tools else (),

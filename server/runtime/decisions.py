@@ -22,7 +22,7 @@ from server.wire.records import GenerationRequest, ImagePart, Requirements, Text
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """How many of something are disclosed, and their size in bytes as UTF-8 or base64."""
+    """How many of something are disclosed, and their size in bytes: of text as UTF-8, of images as files."""
 
     count: int
     bytes: int
@@ -141,7 +141,7 @@ def count_disclosed(request: GenerationRequest) -> tuple[dict[str, Amount], Amou
         for part in message.content:
             if isinstance(part, ImagePart):
                 counts["image"] += 1
-                sizes["image"] += len(part.data)
+                sizes["image"] += part.size
             elif isinstance(part, TextPart):
                 sizes[what] += len(part.text.encode())
             elif isinstance(part, ToolCallPart):

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Literal
 
-from server.chat import Capabilities, Conversation, MalformedOutput, Prepared
+from server.chat import Capabilities, Conversation, ImageLimits, MalformedOutput, Prepared
 from server.chat.events import BlockEnd, BlockStart
 from server.config import Config, Limits
 from server.engine.messages import Done, Failed, Job, Text
@@ -85,6 +85,7 @@ class Runtime:
                 changed=self.changes.notify,
                 expired=self._withdraw_consents,
                 make_room=self._make_room,
+                images=ImageLimits(self.limits.image_pixels, self.limits.image_frames),
             )
             for each in config.connections
         )
@@ -414,6 +415,7 @@ class Runtime:
             banned=prepared.banned,
             stop=prepared.stop,
             logprobs=live.options.logprobs,
+            pictures=prepared.pictures,
         )
 
     async def _authorize(self, live: LiveGeneration, connection: Connection) -> None:
@@ -563,11 +565,10 @@ def _check_temperature(request: GenerationRequest, connection: Connection) -> No
 
 def _check_images(request: GenerationRequest, limits: Limits) -> None:
     """Raises `quota-exceeded`."""
-    images = [part.data for m in request.messages for part in m.content if isinstance(part, ImagePart)]
+    images = [part for m in request.messages for part in m.content if isinstance(part, ImagePart)]
     if len(images) > limits.images:
         raise WireError("quota-exceeded", f"the request has more than {limits.images} images", reason="images")
-    # Four characters of base64 are three bytes, less the padding.
-    if any(len(data) // 4 * 3 - data.count("=", -2) > limits.image_bytes for data in images):
+    if any(image.size > limits.image_bytes for image in images):
         raise WireError("quota-exceeded", f"an image is larger than {limits.image_bytes} bytes", reason="images")
 
 

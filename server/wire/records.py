@@ -38,6 +38,11 @@ class ImagePart:
     data: str
     """Standard padded base64, already checked for form."""
 
+    @property
+    def size(self) -> int:
+        """Bytes of the file: four characters are three, less the padding."""
+        return len(self.data) // 4 * 3 - self.data.count("=", -2)
+
 
 @dataclass(frozen=True, slots=True)
 class ThinkingPart:

@@ -15,7 +15,6 @@ from server.chat.prepare import Model, validate
 from server.engine import Vocab
 from server.wire.records import (
     Format,
-    ImagePart,
     Message,
     NamedTool,
     TextPart,
@@ -253,12 +252,6 @@ def test_banned_are_the_control_tokens_that_do_not_end(model: Model) -> None:
     banned = prepare(model).banned
     assert model.vocab.token_of("<|im_start|>") in banned
     assert not any(model.vocab.is_eog(token) for token in banned)
-
-
-def test_images_are_unsupported(model: Model) -> None:
-    with pytest.raises(WireError, match="images") as caught:
-        prepare(model, messages=(Message("user", (ImagePart("image/png", "AAAA"),)),))
-    assert caught.value.code == "unsupported"
 
 
 @pytest.mark.parametrize(

@@ -220,12 +220,12 @@ async def test_images_are_bounded_before_anything_looks_at_them(tmp_path: Path) 
 
 async def test_images_are_counted(world: World) -> None:
     world.chat.capabilities = replace(world.chat.capabilities, images=True)
-    message = Message("user", (TextPart("see"), ImagePart("image/png", "AAAA")))
+    message = Message("user", (TextPart("see"), ImagePart("image/png", "AAAA"), ImagePart("image/png", "AA==")))
     live = await begin(world, who=caller("ask"), messages=(message,))
     while not world.runtime.decisions.waiting():
         await asyncio.sleep(0)
     disclosed = world.runtime.decisions.waiting()[0].disclosure  # type: ignore[union-attr]
-    assert (disclosed.images.count, disclosed.images.bytes) == (1, 4)
+    assert (disclosed.images.count, disclosed.images.bytes) == (2, 4)
     live.abandon()
 
 
