@@ -126,6 +126,8 @@ class ConnectionConfig:
     gpu_layers: int = -1
     prefill_slowdown: float = 2.5
     """How many times longer a step of running answers may take while prompts are prefilled beside them."""
+    speculation: bool = True
+    """Whether to draft what an answer may copy from what came before."""
     unload_after: float = 1800.0
     """Seconds without a generation after which the model gives its memory back; 0: never."""
     sampling: Sampling = field(default_factory=Sampling)
@@ -154,6 +156,7 @@ class ConnectionConfig:
             threads=self.threads,
             gpu_layers=self.gpu_layers,
             prefill_slowdown=self.prefill_slowdown,
+            speculation=self.speculation,
             queue=queue,
             patience=patience,
         )
@@ -315,6 +318,7 @@ def _connection(key: str, table: _Table, directory: Path) -> ConnectionConfig:
         threads=table.integer("threads", 0, 0, 1024),
         gpu_layers=table.integer("gpu_layers", -1, -1, 10_000),
         prefill_slowdown=table.number("prefill_slowdown", 2.5, 1, 100),
+        speculation=table.boolean("speculation", True),
         unload_after=table.number("unload_after", 1800, 0, 10**9),
         sampling=_sampling(table.table("sampling")),
         capabilities=_restrictions(table.table("capabilities")),

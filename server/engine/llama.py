@@ -272,13 +272,15 @@ class Context:
         threads: int,
         split: bool = False,
         flash: bool = True,
+        outputs: int = 0,
     ) -> None:
+        """`outputs`: the most logits a decode is asked for; 0: one for each sequence."""
         params = C.llama_context_default_params()
         params.n_ctx = cells
         # An abort undoes the current micro-batch only. In a pool there is one a decode, which makes it all or nothing.
         params.n_batch = params.n_ubatch = batch
         params.n_seq_max = sequences
-        params.n_outputs_max = sequences
+        params.n_outputs_max = outputs or sequences
         params.n_threads = params.n_threads_batch = threads
         # One pool of cells for all sequences, or `split`: cells of its own for each. In a pool a sequence attends over
         # the others' cells too: masked, but not free (8 sequences on two cores with AMX, SmolLM2-135M: 35 ms a step,
@@ -297,7 +299,7 @@ class Context:
         self._memory = C.llama_get_memory(self._p)
         self._address = ctypes.cast(self._p, ctypes.c_void_p).value
         self._width = model.vocabulary
-        self._rows = sequences
+        self._rows = outputs or sequences
         self._state: tuple[int, NDArray[np.uint8]] | None = None
         """A sequence and what it holds, while that is so."""
         self._logits_at = 0

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import traceback
+from array import array
 from typing import Literal
 
 import numpy as np
@@ -29,7 +30,8 @@ from server.engine.logprobs import Logprobs, certain
 from server.engine.messages import Done, EngineError, Failed, ModelInfo, ModelSpec
 from server.engine.protocol import Cancel, Crashed, Decoder, Load, Ping, Pong, Ready, Refused, Step, Submit, encode
 from server.engine.sampler import PENALTY_WINDOW, NothingAllowed, TokenSampler
-from server.engine.scheduler import Admission, Prefix, Scheduler, Sequence
+from server.engine.scheduler import Admission, Prefix, Scheduler, Sequence, common_prefix
+from server.engine.speculation import MOST, Speculation, lookup
 from server.engine.stop import StopSearch
 from server.engine.threads import Threads
 from server.engine.vocab import Vocab
@@ -76,7 +78,12 @@ class Worker:
         on_gpu = spec.gpu_layers != 0 and llama.offloads()
         chunk = spec.prefill_chunk or (_CHUNK_GPU if on_gpu else _CHUNK_CPU)
         self._length, cells = context_size(spec, self._model)
-        self._batch = llama.Batch(spec.slots + chunk)
+        # What is drafted must be cut off again where it was wrong: not out of a running state, nor where a window has
+        # moved on.
+        cuts = not self._model.recurrent and not self._model.window
+        self._speculation = Speculation() if spec.speculation and cuts else None
+        drafts = MOST if self._speculation else 0
+        self._batch = llama.Batch(spec.slots + max(chunk, drafts))
         threads = spec.threads or cores()
         split = cells >= spec.slots * self._length
         self._context = llama.Context(
@@ -87,6 +94,7 @@ class Worker:
             threads=threads,
             split=split,
             flash=on_gpu,
+            outputs=spec.slots + drafts,
         )
         # A configured count is kept; beside a GPU, CPU time says nothing about the cores.
         self._threads = Threads(threads) if not spec.threads and not on_gpu else None
@@ -106,6 +114,8 @@ class Worker:
         self._logprobs: list[tuple[int, bytes, float, tuple[tuple[bytes, float], ...]]] = []
         self._output: list[tuple[int, bytes, int]] = []
         self._ended: list[tuple[int, Done | Failed]] = []
+        self._undraft = False
+        """Whether the next step does without drafts."""
         self._load = 0, 0
         self.info = ModelInfo(
             architecture=self._vocab.metadata.get("general.architecture", ""),
@@ -232,7 +242,8 @@ class Worker:
         plan = sorted(self._scheduler.plan(), key=lambda entry: entry[0].slot.id)
         if not plan:
             return
-        count, due = self._fill(plan)
+        drafts = self._draft(plan)
+        count, rows, due = self._fill(plan, drafts)
         self._flight = Flight({sequence.job.id: tokens for sequence, tokens in plan})
         self._context.abort(False)
         if not self.inbox.empty():
@@ -242,14 +253,25 @@ class Worker:
         self._steps += 1
         self._flight = Flight({})
         if result == llama.OK:
-            decoding = sum(tokens == 1 for _, tokens in plan)
-            self._scheduler.pace.note(decoding, count - decoding, time.monotonic() - began)
+            seconds = time.monotonic() - began
+            decoding = sum(sequence.remaining == 1 for sequence, _ in plan)
             for sequence, tokens in plan:
                 sequence.past += tokens
-            if due:
-                logits = self._context.logits(len(due))
-                for row, sequence in enumerate(due):
+            confirmed = 0
+            logits = self._context.logits(rows) if due else None
+            for sequence, row in due:
+                assert logits is not None
+                if (draft := drafts.get(sequence.job.id)) is None:
                     self._advance(sequence, logits[row])
+                else:
+                    confirmed += self._verify(sequence, draft, logits[row:])
+            drafted = sum(map(len, drafts.values()))
+            if not drafted:
+                self._scheduler.pace.note(decoding, count - decoding, seconds)
+            if self._speculation is not None and decoding == len(plan):
+                self._speculation.note(decoding, drafted, confirmed, seconds)
+        elif result == llama.NO_SLOT and drafts:
+            self._undraft = True  # there may be room without them
         elif result == llama.NO_SLOT:
             self._make_room()
         elif result == llama.ABORTED:  # the next step does it again
@@ -260,6 +282,22 @@ class Worker:
                 self._context.remove(sequence.slot.id)
                 sequence.past = 0
                 self._fail(sequence, "provider-error", "llama.cpp could not decode the batch")
+
+    def _draft(self, plan: list[tuple[Sequence, int]]) -> dict[int, array[int]]:
+        """What running answers may go on with, where there is nothing to prefill beside them."""
+        undraft, self._undraft = self._undraft, False
+        if self._speculation is None or undraft or any(sequence.remaining > 1 for sequence, _ in plan):
+            return {}
+        most, left, drafts = self._speculation.most(len(plan)), MOST, {}
+        for sequence, _ in plan:
+            job = sequence.job
+            room = self._length - len(sequence.tokens)
+            if job.max_tokens is not None:
+                room = min(room, job.max_tokens - sequence.output)
+            if draft := lookup(sequence.tokens, min(most, left, room - 1)):
+                drafts[job.id] = draft
+                left -= len(draft)
+        return drafts
 
     def _decode(self, count: int) -> int:
         threads = self._threads
@@ -272,14 +310,20 @@ class Worker:
             self._context.use_threads(threads.count)
         return result
 
-    def _fill(self, plan: list[tuple[Sequence, int]]) -> tuple[int, list[Sequence]]:
-        """Write the batch; its size, and the sequences that get logits, in order."""
+    def _fill(
+        self, plan: list[tuple[Sequence, int]], drafts: dict[int, array[int]]
+    ) -> tuple[int, int, list[tuple[Sequence, int]]]:
+        """Write the batch; its size, its rows of logits, and the sequences that get some, each with its first row.
+
+        A sequence with a draft gets a row for each token of it and one more.
+        """
         batch = self._batch
         token, position, ids, output = batch.token, batch.position, batch.sequence, batch.output
         due = []
-        at = 0
+        at = rows = 0
         for sequence, count in plan:
             past = sequence.past
+            draft = drafts.get(sequence.job.id)
             if count == 1:
                 token[at], position[at] = sequence.tokens[past], past
                 ids[at], output[at] = sequence.slot.id, 0
@@ -291,8 +335,32 @@ class Worker:
             at += count
             if past + count == len(sequence.tokens):
                 output[at - 1] = 1
-                due.append(sequence)
-        return at, due
+                due.append((sequence, rows))
+                rows += 1
+            if draft is not None:
+                end = at + len(draft)
+                token[at:end], position[at:end] = draft, range(past + 1, past + 1 + len(draft))
+                ids[at:end], output[at:end] = sequence.slot.id, 1
+                at, rows = end, rows + len(draft)
+        return at, rows, due
+
+    def _verify(self, sequence: Sequence, draft: array[int], logits: NDArray[np.float32]) -> int:
+        """Advance by as much of a draft as comes by itself, and one step more; how much that was.
+
+        The draft stands in the KV cache behind `past`: what is confirmed belongs to the past, the rest is cut off.
+        """
+        slot, confirmed = sequence.slot, 0
+        while slot.runner is sequence:
+            before = len(sequence.tokens)
+            self._advance(sequence, logits[confirmed])
+            new = sequence.tokens[before:]
+            agreed = common_prefix(new, draft[confirmed:])
+            confirmed += agreed
+            sequence.past += agreed
+            if agreed < len(new) or not new:
+                break
+        self._context.remove(slot.id, sequence.past if slot.runner is sequence else len(slot.tokens))
+        return confirmed
 
     def _advance(self, sequence: Sequence, logits: NDArray[np.float32]) -> None:
         """Sample a sequence's next token and settle it where it ends."""

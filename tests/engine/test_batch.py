@@ -22,9 +22,9 @@ from tests.engine.test_generate import LETTERS, NEXT
 class Bench:
     """A worker without its process: jobs in, outputs out."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, **spec: Any) -> None:
         self._ours, theirs = socket.socketpair()
-        self.worker = Worker(theirs, ModelSpec(str(path), slots=3, threads=1), repack=False)
+        self.worker = Worker(theirs, ModelSpec(str(path), slots=3, threads=1, **spec), repack=False)
         self._decoder = Decoder()
         self.outputs: dict[int, bytes] = {}
         self.ends: dict[int, Done | Failed] = {}

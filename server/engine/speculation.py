@@ -1,0 +1,78 @@
+"""Speculation by prompt lookup: an output that copies (an edited text, a tool's arguments) goes on as it did before.
+
+Tokens drafted so are decoded together with the last one, and each is kept only where it is what the sampler takes, or
+the grammar forces, at its place. The output is thus distributed as without them (for one fixed draft, Leviathan et al.
+2023, "Fast inference from transformers via speculative decoding", comes to just that).
+"""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+
+MOST = 16
+"""Drafted tokens of one step, all sequences together."""
+_KEY = 3
+"""As many last tokens must have stood side by side before."""
+_SMOOTH = 0.2
+"""Weight of a new step in the moving averages."""
+_REST = 16, 1024
+"""Steps without drafts once they did not pay: at first, and when that happens again and again (doubling)."""
+
+
+def lookup(tokens: array[int], most: int) -> array[int]:
+    """How a sequence went on where its last tokens stood before: up to `most` tokens, none where they never did."""
+    last = len(tokens) - 1
+    if most < 1 or last < _KEY:
+        return array("i")
+    seen = np.frombuffer(tokens, np.int32)
+    hits = np.flatnonzero(seen[_KEY - 1 : last] == seen[last]) + (_KEY - 1)
+    for back in range(1, _KEY):
+        hits = hits[seen[hits - back] == seen[last - back]]
+    if not len(hits):
+        return array("i")
+    # The last that has enough behind it: of a short loop, nearly all of it stands at the very end.
+    far = hits[hits + most <= last]
+    start = int(far[-1] if len(far) else hits[0]) + 1
+    return tokens[start : start + most]
+
+
+class Speculation:
+    """How much to draft, by what it brought.
+
+    A step with drafts is held against the steps without that the same tokens would have taken. Where drafts do not pay
+    there are none for a while.
+    """
+
+    def __init__(self) -> None:
+        self._plain: dict[int, float] = {}
+        self._length = 4.0
+        self._gain = 1.0
+        self._rest, self._patience = 0, _REST[0]
+
+    def most(self, decoding: int) -> int:
+        """Tokens to draft for a sequence in a step that decodes so many."""
+        if decoding not in self._plain:
+            return 0
+        if self._rest:
+            self._rest -= 1
+            return 0
+        return int(self._length)
+
+    def note(self, decoding: int, drafted: int, confirmed: int, seconds: float) -> None:
+        """Note a step of `decoding` sequences and nothing else."""
+        plain = self._plain.get(decoding, seconds)
+        if not drafted:
+            self._plain[decoding] = plain + _SMOOTH * (seconds - plain)
+            return
+        self._gain += _SMOOTH * ((decoding + confirmed) / decoding * plain / seconds - self._gain)
+        if self._gain < 1:
+            self._gain, self._rest = 1.0, self._patience
+            self._patience = min(2 * self._patience, _REST[1])
+        elif confirmed:
+            self._patience = _REST[0]
+        if confirmed == drafted:
+            self._length = min(float(MOST), 1.5 * self._length + 1)
+        elif 2 * confirmed < drafted:
+            self._length = max(2.0, self._length / 2)
