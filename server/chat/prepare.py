@@ -27,9 +27,8 @@ from server.chat.prompt import write_prompt
 from server.chat.reasoning import check_continuation
 from server.chat.template import Template, TemplateError
 from server.chat.text import Text
-from server.engine import Vocab
+from server.engine import Vocab, gguf
 from server.engine.messages import EngineError, Picture, Stop
-from server.engine.projector import sees
 from server.wire.records import NamedTool, Role, Tool, WireError
 
 _DEFAULT = ChatSettings()
@@ -68,7 +67,7 @@ class Model:
     def capabilities(self, settings: ChatSettings = _DEFAULT) -> Capabilities:
         """Raises WireError where the projector's file cannot be read."""
         try:
-            images = self.traits.images and settings.projector is not None and sees(settings.projector)
+            images = self.traits.images and settings.projector is not None and _sees(settings.projector)
         except EngineError as error:
             raise WireError("provider-error", error.reason) from None
         reasoning = self.traits.reasoning
@@ -189,6 +188,12 @@ class Model:
         if thinking and end.endswith(thinking.open.strip()):
             return thinking.open
         return self.format.lead if self.format.lead and end.endswith(self.format.lead) else ""
+
+
+def _sees(projector: str) -> bool:
+    """Whether a projector's file says that it takes images; one for sound alone does not. Only loading it shows whether
+    it does (`ModelInfo.vision`). Raises EngineError where it is no GGUF."""
+    return gguf.read(projector).metadata.get("clip.has_vision_encoder") is True
 
 
 @lru_cache(maxsize=8)
