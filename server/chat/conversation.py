@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from server.chat.parser import ParserSpec
@@ -28,6 +28,9 @@ class Conversation:
     """Whether a turn may hold more than one call."""
     stop: tuple[str, ...] = ()
     """Texts that end the answer."""
+    turns: Mapping[int, array[int]] = field(default_factory=dict)
+    """The tokens that the model gave as the assistant's turn at this index of `messages`, without the one that ended
+    it. They take the turn's place in the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,8 @@ class Prepared:
     checked_answer: bool = False
     stop: Stop | None = None
     pictures: tuple[tuple[int, Picture], ...] = ()
+    replayed: frozenset[int] = frozenset()
+    """Which of the conversation's `turns` stand in the prompt as their tokens."""
 
 
 @dataclass(frozen=True, slots=True)

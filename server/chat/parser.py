@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from server.chat.blocks import Blocks
@@ -55,6 +56,8 @@ class Parser:
         self._blocks = Blocks(new_id)
         self._reader = Reader(spec.lead)
         self._failure: str | None = None
+        self.ids: list[str] = []
+        """For each call so far the id that the model gave it; empty where its format has none."""
         self._steps = self._output()
 
     @property
@@ -174,6 +177,7 @@ class Parser:
             self._blocks.say_text(marker)
             return
         name, arguments = call
+        self.ids.append("")
         self._blocks.cut()
         self._blocks.start("toolCall", name)
         self._blocks.add(arguments)
@@ -200,7 +204,8 @@ class Parser:
         parts = calls.call if calls.begin else calls.call[1:]
         between = calls.between.strip()
         while True:
-            yield from self._call(calls, parts, lambda name: self._blocks.start("toolCall", name), self._blocks.add)
+            begin = partial(self._blocks.start, "toolCall")
+            self.ids.append((yield from self._call(calls, parts, begin, self._blocks.add)))
             self._blocks.cut()
             if not calls.begin:
                 return  # the next call, if any, has a marker of its own
@@ -214,11 +219,11 @@ class Parser:
 
     def _call(
         self, calls: Calls, parts: Sequence[str | Slot], begin: Callable[[str], None], emit: Callable[[str], None]
-    ) -> Steps[None]:
-        """One call: `begin` takes its name, `emit` its arguments as JSON."""
+    ) -> Steps[str]:
+        """One call: `begin` takes its name, `emit` its arguments as JSON. Returns its id, where it has one."""
         reader = self._reader
         types: Types = {}
-        name = ""
+        name = id = ""
         rest = iter((*parts, ""))
         for part in rest:
             if part is NAME:
@@ -234,9 +239,10 @@ class Parser:
                 if (yield from reader.word()) != name:
                     raise MalformedOutput("a call names two tools")
             elif isinstance(part, Slot):
-                yield from reader.word()
+                id = yield from reader.word()
             else:
                 yield from self._expect(part)
+        return id
 
     def _expect(self, literal: str) -> Steps[None]:
         yield from self._reader.expect(literal, "a call is not written as its format has it")

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from server.chat.text import MAX_MEDIA, Text, media
+from server.chat.text import MAX_MEDIA, media
 from server.wire.records import ImagePart, Message, Part, Role, TextPart, WireError
 
 _CALLED: dict[Role, str] = {
@@ -56,15 +56,11 @@ def mark(messages: Sequence[Message], roles: frozenset[Role]) -> tuple[tuple[Mes
     return tuple(marked), places
 
 
-def find(prompt: Text, places: Sequence[Place]) -> tuple[list[Text], list[int]]:
-    """The prompt's texts before, between and behind its images, and the images' numbers in the prompt's order.
-
-    Raises WireError: `unsupported` where the template did not write each of them once.
-    """
-    texts, order = prompt.divided()
+def check_written(order: Sequence[int], places: Sequence[Place]) -> None:
+    """Raises WireError: `unsupported` where the template did not write each image once. `order`: the images' numbers as
+    they stand in the prompt."""
     written = Counter(order)
     for number, place in enumerate(places):
         if written[number] != 1:
             times = "does not write" if not written[number] else "writes more than once"
             raise place.refused(f"this model's chat template {times} an image")
-    return texts, order

@@ -21,18 +21,29 @@ from server.chat.conversation import Capabilities, ChatSettings, Conversation, G
 from server.chat.format import Syntax
 from server.chat.formats import recognise
 from server.chat.parser import ParserSpec
-from server.chat.places import Place, find, mark
+from server.chat.places import Place, check_written, mark
 from server.chat.probe import Traits, probe
 from server.chat.prompt import write_prompt
 from server.chat.reasoning import check_continuation
+from server.chat.replay import Replay, Run, StandIn, Write, last_text
 from server.chat.template import Template, TemplateError
 from server.chat.text import Text
 from server.engine import Vocab, gguf
 from server.engine.messages import EngineError, Picture, Stop
-from server.wire.records import NamedTool, Role, Tool, WireError
+from server.wire.records import Message, NamedTool, Role, TextPart, Tool, ToolCallPart, WireError
 
 _DEFAULT = ChatSettings()
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
+_RESULT = "needleresult"
+_LOOP = Conversation(
+    (
+        Message("user", (TextPart("needleuser"),)),
+        Message("assistant", (ToolCallPart("needle001", "needletool", {}),)),
+        Message("toolResult", (TextPart(_RESULT),), tool_call_id="needle001", tool_name="needletool"),
+    ),
+    (Tool("needletool", None, _ANY_OBJECT),),
+    "auto",
+)
 
 
 class Model:
@@ -92,15 +103,14 @@ class Model:
 
     def prepare(self, conversation: Conversation, settings: ChatSettings = _DEFAULT) -> Prepared:
         """Raises WireError: `unsupported` and `invalid-request` name what they are about, never its values."""
-        check_continuation(settings, conversation.messages)
         messages, places = mark(conversation.messages, self.seen if settings.projector else frozenset())
         conversation = replace(conversation, messages=messages)
         try:
-            options = self.traits.reasoning.options(settings)
-            prompt = write_prompt(self.template, self.traits, self.format, conversation, options)
+            runs, replayed = self._runs(conversation, settings)
         except TemplateError as error:
             raise WireError("unsupported", str(error)) from None
-        tokens, pictures = self._placed(prompt, places, settings.images)
+        check_continuation(settings, conversation.messages, replayed)
+        tokens, pictures = self._placed(runs, places, settings.images)
         choice = conversation.tool_choice
         syntaxes = tuple(dict.fromkeys(calls.syntax for calls in self.format.calls))
         callable_tools = {
@@ -111,7 +121,7 @@ class Model:
             and (conversation.allowed is None or tool.name in conversation.allowed)
         }
         answer = _answer(conversation)
-        lead = self._lead(prompt)
+        lead = self._lead(last_text(runs))
         # Text may run into a call that no grammar has seen: of a framed format, or without its markers.
         unseen = self.format.framed or (choice == "auto" and any(calls.bare for calls in self.format.calls))
         return Prepared(
@@ -138,6 +148,7 @@ class Model:
             checked_tools=frozenset(name for name, given in callable_tools.items() if given.checked or unseen),
             checked_answer=conversation.schema is not None and answer is not None and bool(answer.checks),
             stop=self._stop(conversation, lead, calls=bool(callable_tools)) if conversation.stop else None,
+            replayed=replayed,
         )
 
     def _stop(self, conversation: Conversation, lead: str, *, calls: bool) -> Stop:
@@ -160,18 +171,26 @@ class Model:
         )
 
     def _placed(
-        self, prompt: Text, places: Sequence[Place], limits: ImageLimits
+        self, runs: Sequence[Run], places: Sequence[Place], limits: ImageLimits
     ) -> tuple[array[int], tuple[tuple[int, Picture], ...]]:
         """The prompt's tokens and, where they stand in it, its pictures.
 
         Texts between images are tokenized apart, as llama.cpp does (`mtmd_tokenize`).
         """
-        texts, order = find(prompt, places)
-        tokens = self.vocab.tokenize(texts[0].segments())
-        offsets = []
-        for text in texts[1:]:
-            offsets.append(len(tokens))
-            tokens += self.vocab.tokenize(text.segments(), begins=False)
+        tokens: array[int] = array("i")
+        order: list[int] = []
+        offsets: list[int] = []
+        for number, run in enumerate(runs):
+            if isinstance(run, array):
+                tokens += run
+                continue
+            (first, *others), images = run.divided()
+            order += images
+            tokens += self.vocab.tokenize(first.segments(), begins=number == 0, follows=number > 0)
+            for text in others:
+                offsets.append(len(tokens))
+                tokens += self.vocab.tokenize(text.segments(), begins=False)
+        check_written(order, places)
         if offsets and offsets[-1] == len(tokens):
             raise places[order[-1]].refused("this model's chat template ends the prompt with the image")
         if not places:
@@ -181,6 +200,33 @@ class Model:
 
         pictures = decode([(place.at, place.part) for place in places], limits)
         return tokens, tuple((offset, pictures[number]) for offset, number in zip(offsets, order, strict=True))
+
+    def _runs(self, conversation: Conversation, settings: ChatSettings) -> tuple[list[Run], frozenset[int]]:
+        """The prompt, and which of the conversation's turns stand in it as tokens. Raises `TemplateError`."""
+        write = self._writer(conversation, settings)
+        if not conversation.turns:
+            return [write(conversation.messages, {}, None)], frozenset()
+        return self.replay.write(write, conversation.messages, conversation.turns)
+
+    def _writer(self, conversation: Conversation, settings: ChatSettings) -> Write:
+        options = self.traits.reasoning.options(settings)
+
+        def write(messages: Sequence[Message], ids: Mapping[str, str], stand_in: StandIn | None) -> Text:
+            part = replace(conversation, messages=tuple(messages))
+            return write_prompt(self.template, self.traits, self.format, part, options, ids=ids, stand_in=stand_in)
+
+        return write
+
+    @cached_property
+    def replay(self) -> Replay:
+        ends = [self.vocab.text(token) for token in self.vocab.eog]
+        found = Replay(self.format, ends, self._said, self._lead)
+        # Where a template ends a turn of calls by something else, an end further on would hide the results.
+        runs, replayed = found.write(self._writer(_LOOP, _DEFAULT), _LOOP.messages, {1: array("i")})
+        return found if replayed and _RESULT in last_text(runs) else replace(found, ends=())
+
+    def _said(self, tokens: array[int]) -> str:
+        return b"".join(map(self.vocab.piece, tokens)).decode("utf-8", "replace")
 
     def _lead(self, prompt: Text) -> str:
         """What of the prompt's end belongs to the output: thinking that the template has opened, or a frame."""

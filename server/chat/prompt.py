@@ -16,6 +16,7 @@ from typing import Any
 from server.chat.conversation import Conversation
 from server.chat.format import Format
 from server.chat.probe import Traits, call, turn
+from server.chat.replay import StandIn
 from server.chat.spell import spell, to_json
 from server.chat.template import Template, TemplateError
 from server.chat.text import Text, content, join
@@ -33,11 +34,13 @@ _NONCHARACTERS = 0xFDD0
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A turn of the template's. `members` are its message's further members; with them it stays by itself."""
+    """A turn of the template's. `members` are its message's further members; with them it stays by itself, as it does
+    where it is to be `alone`."""
 
     role: str
     text: str
     members: Mapping[str, Any] = field(default_factory=dict)
+    alone: bool = False
 
 
 def write_prompt(
@@ -46,11 +49,18 @@ def write_prompt(
     format: Format,
     conversation: Conversation,
     options: Mapping[str, Any] = _NONE,
+    *,
+    ids: Mapping[str, str] = _NONE,
+    stand_in: StandIn | None = None,
 ) -> Text:
     """The prompt of this conversation; `options` are further variables of the template. Raises `TemplateError` where
-    the template refuses it."""
+    the template refuses it.
+
+    `ids`: the model's own ids of calls, by those of the conversation. With a `stand_in`, its words take the place of
+    the turn at its index.
+    """
     native = traits.tools and not format.forced
-    write = partial(_write, template, traits, format, conversation, options)
+    write = partial(_write, template, conversation, options, traits, format, _Writer(traits, format, ids, stand_in))
     try:
         return write(native=native)
     except TemplateError:
@@ -62,14 +72,15 @@ def write_prompt(
 
 def _write(
     template: Template,
-    traits: Traits,
-    format: Format,
     conversation: Conversation,
     options: Mapping[str, Any],
+    traits: Traits,
+    format: Format,
+    writer: _Writer,
     *,
     native: bool,
 ) -> Text:
-    turns = list(_Writer(traits, format).turns(conversation.messages))
+    turns = list(writer.turns(conversation.messages))
     if conversation.tools and not native:
         turns = _with_system(_catalogue(format, conversation), turns)
     tools: Any = [] if traits.no_tools == "empty" else None
@@ -110,20 +121,28 @@ def _described(tool: Tool) -> dict[str, Any]:
 class _Writer:
     """Writes one conversation's messages as turns."""
 
-    def __init__(self, traits: Traits, format: Format) -> None:
+    def __init__(
+        self, traits: Traits, format: Format, ids: Mapping[str, str] = _NONE, stand_in: StandIn | None = None
+    ) -> None:
         self._traits = traits
         self._format = format
         self._native = traits.arguments is not None and not format.forced
+        self._ids = ids
+        self._stand_in = stand_in
         self._calls = 0
 
     def turns(self, messages: Sequence[Message]) -> Iterator[_Turn]:
+        self._calls = 0
         at = 0
         while at < len(messages):
             message = messages[at]
+            stand_in = self._stand_in if self._stand_in is not None and self._stand_in.index == at else None
             at += 1
             calls = [part for part in message.content if isinstance(part, ToolCallPart)]
+            if stand_in is not None:
+                message = replace(message, content=(TextPart("" if calls else stand_in.text),))
             if not calls:
-                yield _Turn(message.role, text_of(message))
+                yield _Turn(message.role, text_of(message), alone=stand_in is not None)
                 continue
             results = {result.tool_call_id or "": _result_text(result) for result in messages[at : at + len(calls)]}
             at += len(calls) if results else 0
@@ -131,9 +150,9 @@ class _Writer:
             native = self._native and self._carries(text_of(message))
             answers = self._traits.results and native == self._native and not self._format.forced
             if answers and (self._traits.answered or not _is_user(after)):
-                yield from self._exchange(text_of(message), calls, results, native=native)
+                yield from self._exchange(text_of(message), calls, results, stand_in, native=native)
                 continue
-            yield from self._exchange(text_of(message), calls, {}, native=native and not results)
+            yield from self._exchange(text_of(message), calls, {}, stand_in, native=native and not results)
             if not results:
                 continue
             told: str = to_json(
@@ -149,10 +168,25 @@ class _Writer:
         return not text or self._traits.beside or self._traits.apart
 
     def _exchange(
-        self, text: str, calls: Sequence[ToolCallPart], results: Mapping[str, str], *, native: bool
+        self,
+        text: str,
+        calls: Sequence[ToolCallPart],
+        results: Mapping[str, str],
+        stand_in: StandIn | None,
+        *,
+        native: bool,
     ) -> Iterator[_Turn]:
         """An assistant's turn with calls, and the turns of their results where the template has such."""
         ids = [self._id(part) for part in calls]
+        if stand_in is not None:
+            # One turn, as the model gave it: where a template takes no more than one call, one stands for all.
+            called = list(zip(calls, ids, strict=True))
+            given = self._given({"value": stand_in.argument})
+            shown = called if self._traits.parallel else called[:1]
+            members = {"tool_calls": [call(id, part.name, given) for part, id in shown]} if native else {}
+            yield _Turn("assistant", "" if native else stand_in.text, members, alone=True)
+            yield from self._results(called, results)
+            return
         if not native:
             given = [(part.name, id, part.arguments) for part, id in zip(calls, ids, strict=True)]
             written = spell(self._format.calls[0], given)
@@ -166,7 +200,9 @@ class _Writer:
         for start in range(0, len(calls), size):
             group = list(zip(calls, ids, strict=True))[start : start + size]
             yield _Turn(
-                "assistant", text, {"tool_calls": [call(id, part.name, self._given(part)) for part, id in group]}
+                "assistant",
+                text,
+                {"tool_calls": [call(id, part.name, self._given(part.arguments)) for part, id in group]},
             )
             text = ""
             yield from self._results(group, results)
@@ -176,16 +212,17 @@ class _Writer:
             if part.tool_call_id in results:
                 yield _Turn("tool", results[part.tool_call_id], {"tool_call_id": id, "name": part.name})
 
-    def _given(self, part: ToolCallPart) -> Any:
-        return part.arguments if self._traits.arguments == "object" else to_json(part.arguments)
+    def _given(self, arguments: Mapping[str, Any]) -> Any:
+        return arguments if self._traits.arguments == "object" else to_json(arguments)
 
     def _id(self, part: ToolCallPart) -> str:
         """The call's id in the shape of the format: the same on every replay, and another for every call."""
         index, self._calls = self._calls, self._calls + 1
+        own = self._ids.get(part.tool_call_id)
         if not self._format.ids:
-            return part.tool_call_id
+            return own or part.tool_call_id
         digest = hashlib.sha256(part.tool_call_id.encode()).hexdigest()
-        return self._format.ids.format(name=part.name, index=index, short=digest[:9])
+        return self._format.ids.format(name=part.name, index=own or index, short=own or digest[:9])
 
 
 def _is_user(message: Message | None) -> bool:
@@ -225,7 +262,7 @@ def _alternating(turns: Iterable[_Turn]) -> list[_Turn]:
     """Neighbours of one role as one turn."""
     joined: list[_Turn] = []
     for given in turns:
-        if joined and joined[-1].role == given.role and not joined[-1].members and not given.members:
+        if joined and joined[-1].role == given.role and not any(t.members or t.alone for t in (joined[-1], given)):
             joined[-1] = replace(given, text=_paragraphs([joined[-1].text, given.text]))
         else:
             joined.append(given)

@@ -5,7 +5,7 @@ A template that has no such switch or effort is rendered without.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_args
@@ -89,16 +89,22 @@ def _efforts(render: Callable[[str | None], str]) -> tuple[ReasoningEffort, ...]
     return tuple(effort for effort in prompts if EFFORTS.index(effort) in {*heard, *others})
 
 
-def check_continuation(settings: ChatSettings, messages: Sequence[Message]) -> None:
-    """Refuses a conversation in the middle of a tool loop where the model needs its reasoning back, which the wire
-    cannot carry (NAP-LLM, "Schemas": thinking is not input). Raises WireError("unsupported")."""
+def check_continuation(
+    settings: ChatSettings, messages: Sequence[Message], replayed: Collection[int] = frozenset()
+) -> None:
+    """Refuses a conversation in the middle of a tool loop where the model needs its reasoning back and does not get it:
+    messages cannot carry it (NAP-LLM, "Schemas": thinking is not input), turns that are `replayed` as their tokens do.
+    Raises WireError("unsupported")."""
     if settings.reasoning_continuation != "required":
         return
-    turn: list[Message] = []
-    for message in messages:
-        turn = [] if message.role == "user" else [*turn, message]
-    if any(isinstance(part, ToolCallPart) for message in turn for part in message.content):
+    lost = False
+    for index, message in enumerate(messages):
+        if message.role == "user":
+            lost = False
+        elif index not in replayed and any(isinstance(part, ToolCallPart) for part in message.content):
+            lost = True
+    if lost:
         raise WireError(
             "unsupported",
-            "this connection's model needs the reasoning of its earlier calls, which this wire does not carry",
+            "this connection's model needs the reasoning of its earlier calls, which came without their continuations",
         )

@@ -159,8 +159,9 @@ class Vocab:
 
     # --- text to tokens
 
-    def tokenize(self, segments: Sequence[Segment], *, begins: bool = True) -> array[int]:
+    def tokenize(self, segments: Sequence[Segment], *, begins: bool = True, follows: bool = False) -> array[int]:
         """Tokens of the segments as one text; where it `begins` the prompt, with BOS once if the vocabulary wants it.
+        Where it `follows` other text, it goes on from that.
 
         Without control spellings in content this is exactly how llama.cpp tokenizes the whole text. Where content
         spells a control token, alone or together with its neighbours, the text is cut inside that spelling and
@@ -170,7 +171,7 @@ class Vocab:
         tokens: array[int] = array("i")
         start = 0
         for cut in (*self._cuts(text, segments), len(text)):
-            tokens += self._part(text[start:cut], first=start == 0)
+            tokens += self._part(text[start:cut], first=start == 0 and not follows)
             start = cut
         if begins and self.add_bos and (not tokens or tokens[0] != self.bos):
             assert self.bos is not None
