@@ -21,6 +21,8 @@ from server.http.guard import Guard
 from server.http.health import Health
 from server.http.metrics import Metrics
 from server.http.nap import Nap
+from server.http.openai import OpenAI
+from server.http.openai.errors import no_route
 from server.http.owner import Owner
 from server.models import fetch
 from server.runtime import Runtime
@@ -74,7 +76,7 @@ def create_app(
                 await helpers.close()
 
     app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False)
-    app.router.routes.extend(Nap(runtime, tokens).routes())
+    app.router.routes.extend([*Nap(runtime, tokens).routes(), *OpenAI(runtime, tokens).routes()])
     owner = Owner(runtime, tokens, owner_token(tokens.directory))
     app.router.routes.extend([*owner.routes(), *Console(owner, helpers).routes()])
     app.router.routes.extend([*Metrics(runtime, owner).routes(), *Health(runtime, tokens, helpers).routes()])
@@ -95,9 +97,11 @@ async def _watch(tokens: TokenStore) -> None:
             log_fault(log, "the tokens cannot be read", error)
 
 
-async def _http_error(_: Request, error: Exception) -> JSONResponse:
-    """Unknown paths and methods, in the shape of all our errors."""
+async def _http_error(request: Request, error: Exception) -> JSONResponse:
+    """Unknown paths and methods, in the shape of all our errors; below `/v1`, in that of its clients."""
     assert isinstance(error, HTTPException)
+    if request.url.path.startswith("/v1/"):
+        return JSONResponse(no_route(error.status_code, error.detail), error.status_code, error.headers)
     content = {"error": {"code": "invalid-request", "message": error.detail}}
     return JSONResponse(content, error.status_code, error.headers)
 

@@ -25,6 +25,7 @@ from server.http.asgi import (
     watching,
 )
 from server.http.callers import authenticate
+from server.http.streaming import EventStream
 from server.runtime import Caller, LiveGeneration, Runtime
 from server.runtime.faults import log_fault
 from server.state import TokenStore
@@ -45,10 +46,6 @@ from server.wire import (
 )
 from server.wire.records import Generation, WireError
 
-HEARTBEAT = 10.0
-"""Seconds without an event after which a comment is sent."""
-STALLED = 60.0
-"""Seconds a client may take for one write before it counts as gone."""
 LARGE_BODY = 32 * 1024
 """Bytes from which a body is read in a thread, so that the event loop keeps its rhythm."""
 
@@ -177,7 +174,10 @@ class Nap:
             return
         try:
             if streamed:
-                await _Stream(live, receive, send).run()
+                writer = sse.DeltaWriter(live.id)
+                await EventStream(
+                    live, receive, send, write=writer.write, end=lambda: sse.event(encode(_result(live)))
+                ).run()
             else:
                 with watching(receive, live.abandon):
                     await live.result()
@@ -185,68 +185,6 @@ class Nap:
         finally:
             # Whatever ended this request early, a cancelled task included: nobody reads the answer now.
             live.abandon()
-
-
-class _Stream:
-    """One generation as an event stream: a writer, and an attendant for silence, slowness and departure."""
-
-    def __init__(self, live: LiveGeneration, receive: Receive, send: Send) -> None:
-        self._live = live
-        self._receive = receive
-        self._send = send
-        self._wrote = time.monotonic()
-        self._blocked_since: float | None = None
-        self._cut_off = False
-
-    async def run(self) -> None:
-        await self._send({"type": "http.response.start", "status": 200, "headers": [*sse.HEADERS]})
-        writer = asyncio.current_task()
-        assert writer is not None
-        attendant = asyncio.create_task(self._attend(writer))
-        try:
-            await self._write_all()
-        except asyncio.CancelledError:
-            if not self._cut_off or writer.uncancel() > 0:
-                raise
-        finally:
-            attendant.cancel()
-
-    async def _write_all(self) -> None:
-        live = self._live
-        writer = sse.DeltaWriter(live.id)
-        while True:
-            await live.ready()
-            settled = live.outcome is not None
-            events = writer.write(live.take())
-            if settled:
-                events += sse.event(encode(_result(live)))
-            events = events or sse.COMMENT
-            self._blocked_since = time.monotonic()
-            await self._send({"type": "http.response.body", "body": events, "more_body": not settled})
-            self._blocked_since, self._wrote = None, time.monotonic()
-            if settled:
-                return
-
-    async def _attend(self, writer: asyncio.Task[Any]) -> None:
-        """Waits for the client to leave, which shows although no byte is being sent; meanwhile keeps idle proxies."""
-        while True:
-            try:
-                async with asyncio.timeout(HEARTBEAT / 2):
-                    message = await self._receive()
-            except TimeoutError:
-                now = time.monotonic()
-                if self._blocked_since is not None and now - self._blocked_since > STALLED:
-                    self._cut_off = True
-                    self._live.abandon()
-                    writer.cancel()
-                    return
-                if self._blocked_since is None and now - self._wrote > HEARTBEAT / 2:
-                    # The writer alone writes; finding nothing to take, it sends the comment.
-                    self._live.wake()
-                continue
-            if message["type"] == "http.disconnect":
-                self._live.abandon()
-                return
 
 
 def _result(live: LiveGeneration) -> dict[str, Any]:

@@ -16,9 +16,10 @@ COMMENT = b":\n\n"
 _quote = json.JSONEncoder(ensure_ascii=False).encode
 
 
-def event(envelope: bytes) -> bytes:
-    """JSON text holds no raw CR or LF, so it is one line."""
-    return _plain_lines(b"data: %b\n\n" % envelope)
+def event(envelope: bytes, name: str = "") -> bytes:
+    """JSON text holds no raw CR or LF, so it is one line. `name`: the event's type, where it has one."""
+    head = b"event: %b\n" % name.encode() if name else b""
+    return head + _plain_lines(b"data: %b\n\n" % envelope)
 
 
 def _plain_lines(text: bytes) -> bytes:

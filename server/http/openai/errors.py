@@ -1,0 +1,76 @@
+"""Errors in the OpenAI API's shape: `{"error": {message, type, param, code}}`, under a status that clients act on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from server.http.asgi import Headers, Refused, Send, respond_json
+from server.wire.records import WireError
+
+_STATUS = {
+    "invalid-request": 400,
+    "unsupported": 400,
+    "user-cancelled": 403,
+    "cancelled": 403,
+    # A client that asks again selects anew, which is all that is needed.
+    "selection-expired": 409,
+    "quota-exceeded": 400,
+    "provider-error": 502,
+    "timeout": 504,
+}
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+_RATES = ("rate", "concurrency", "queue")
+_NO_RETRY = (b"x-should-retry", b"false")
+"""What OpenAI's clients obey where they would try a status again."""
+
+
+class ApiError(Exception):
+    """A request that fails. `param` names the parameter it is about. No message holds content."""
+
+    def __init__(
+        self, status: int, message: str, *, code: str | None = None, param: str | None = None, headers: Headers = ()
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.headers = tuple(headers)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = "server_error" if self.status >= 500 else _TYPES.get(self.status, "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    async def respond(self, send: Send) -> None:
+        await respond_json(send, self.body, self.status, self.headers)
+
+
+def bad(message: str, param: str | None, code: str | None = None) -> ApiError:
+    """A request that is wrong in a parameter."""
+    return ApiError(400, message, code=code, param=param)
+
+
+def failed(error: WireError, *, retry_after: int = 0) -> ApiError:
+    """A generation's failure. `retry_after`: seconds after which a server that ends may be back."""
+    reason = error.extra.get("reason")
+    if reason == "context":
+        return ApiError(400, error.message, code="context_length_exceeded")
+    if reason in _RATES:
+        return ApiError(429, error.message, code="rate_limit_exceeded")
+    if reason == "shutdown":
+        return ApiError(503, error.message, headers=[(b"retry-after", b"%d" % retry_after)])
+    headers = [_NO_RETRY] if error.code == "timeout" else []
+    return ApiError(_STATUS[error.code], error.message, code=error.code.replace("-", "_"), headers=headers)
+
+
+def refused(given: Refused) -> ApiError:
+    """What the routes of all projections refuse alike."""
+    code = {401: "invalid_api_key", 413: "request_too_large"}.get(given.status)
+    return ApiError(given.status, given.error.message, code=code, headers=given.headers)
+
+
+def no_route(status: int, message: str) -> dict[str, Any]:
+    """An unknown path or method below `/v1`."""
+    return ApiError(status, message, code="unknown_url").body
