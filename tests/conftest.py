@@ -12,6 +12,7 @@ import pytest
 
 from server.config import Config, load_config
 from server.models import cache_directory, download, fetch, locked_directory
+from tests.fixtures.projectors import KINDS, Seer, write_seer
 
 ROOT = Path(__file__).parent.parent
 
@@ -68,3 +69,10 @@ def gemma() -> Path:
                     assert hashlib.file_digest(file, "sha256").hexdigest() == digest
                 whole.rename(target)
     return target
+
+
+@pytest.fixture(scope="session")
+def seers(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seer]:
+    """Tiny vision models of random weights, by the kind of their projector."""
+    directory = tmp_path_factory.mktemp("seers")
+    return {kind: write_seer(directory, sdist, kind) for kind in KINDS}

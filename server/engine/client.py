@@ -228,6 +228,12 @@ class Engine:
             return Failed("quota-exceeded", "the prompt does not fit the context", {"reason": "context"})
         if not job.tokens or min(job.tokens) < 0 or max(job.tokens) >= self.info.vocabulary:
             return Failed("provider-error", "the prompt is not made of this model's tokens")
+        if job.pictures:
+            if not self.info.vision:
+                return Failed("provider-error", "the model takes no images")
+            offsets = [offset for offset, _ in job.pictures]
+            if offsets != sorted(offsets) or not 0 <= offsets[0] <= offsets[-1] < len(job.tokens):
+                return Failed("provider-error", "an image stands outside of the prompt's text")
         if job.max_tokens is not None and job.max_tokens < 1:
             return Failed("provider-error", "no token may be generated")
         return None

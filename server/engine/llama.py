@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def _bindings() -> Any:
-    """`llama_cpp.llama_cpp` alone: the package's `__init__` would import its high-level classes and all they need."""
+def bindings(name: str) -> Any:
+    """A module of `llama_cpp` alone: the package's `__init__` would import its high-level classes and all they need."""
     if "llama_cpp" in sys.modules:
-        return importlib.import_module("llama_cpp.llama_cpp")
+        return importlib.import_module(f"llama_cpp.{name}")
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or spec.submodule_search_locations is None:
         raise ImportError("llama-cpp-python is not installed")
@@ -31,12 +31,12 @@ def _bindings() -> Any:
     package.__path__ = list(spec.submodule_search_locations)
     sys.modules["llama_cpp"] = package
     try:
-        return importlib.import_module("llama_cpp.llama_cpp")
+        return importlib.import_module(f"llama_cpp.{name}")
     finally:
         del sys.modules["llama_cpp"]  # who imports the package later gets the real one
 
 
-C = _bindings()
+C = bindings("llama_cpp")
 _lib = C._lib
 _libc = ctypes.CDLL(None)
 
@@ -80,6 +80,8 @@ _tokenize.restype = ctypes.c_int32
 
 _initialised = False
 _log: Any = None
+_loggers = [C.llama_log_set]
+"""What tells each of llama.cpp's libraries where to log to."""
 
 
 def log_to(sink: Callable[[int, str], None] | None) -> None:
@@ -92,7 +94,15 @@ def log_to(sink: Callable[[int, str], None] | None) -> None:
         _log = ctypes.cast(_libc.abs, C.llama_log_callback)
     else:
         _log = C.llama_log_callback(lambda level, text, _: sink(level, (text or b"").decode("utf-8", "replace")))
-    C.llama_log_set(_log, None)
+    for logger in _loggers:
+        logger(_log, None)
+
+
+def add_logger(logger: Any) -> None:
+    """Another library of llama.cpp's logs to where `log_to` said and will say."""
+    _loggers.append(logger)
+    if _log is not None:
+        logger(_log, None)
 
 
 def _initialise() -> None:
@@ -171,6 +181,11 @@ class Model:
             and not C.llama_model_has_encoder(self._p)
             and not C.llama_model_is_diffusion(self._p)
         )
+
+    @property
+    def width(self) -> int:
+        """Numbers in the embedding of one token of input."""
+        return int(C.llama_model_n_embd_inp(self._p))
 
     @property
     def cell_bytes(self) -> int:
@@ -326,6 +341,37 @@ class Context:
         batch.struct.n_tokens = count
         self._state = None
         return int(C.llama_decode(self._p, batch.struct))
+
+    def decode_embeddings(
+        self, embeddings: NDArray[np.float32], positions: NDArray[np.int32], sequence: int, *, causal: bool
+    ) -> int:
+        """Run embeddings in the place of tokens, without outputs; results are those of `decode`.
+
+        `embeddings`: [tokens, `Model.width`]. `positions`: [sections, tokens], of one section or M-RoPE's four. Not
+        `causal`: all these tokens see each other; they must fit one micro-batch then.
+        """
+        embeddings, positions = np.ascontiguousarray(embeddings), np.ascontiguousarray(positions)
+        count = len(embeddings)
+        one, output = np.ones(count, np.int32), np.zeros(count, np.int8)
+        ids = np.full(count, sequence, np.int32)
+        sequences = (ids.ctypes.data + 4 * np.arange(count)).astype(np.uintp)
+        batch = C.llama_batch(count)
+        for field, values in (
+            ("embd", embeddings),
+            ("pos", positions),
+            ("n_seq_id", one),
+            ("seq_id", sequences),
+            ("logits", output),
+        ):
+            setattr(batch, field, ctypes.cast(values.ctypes.data, type(getattr(batch, field))))
+        self._state = None
+        if causal:
+            return int(C.llama_decode(self._p, batch))
+        C.llama_set_causal_attn(self._p, False)
+        try:
+            return int(C.llama_decode(self._p, batch))
+        finally:
+            C.llama_set_causal_attn(self._p, True)
 
     def use_threads(self, count: int) -> None:
         """From the next decode on."""

@@ -3,7 +3,8 @@
 A *slot* is a place in the KV cache that holds one sequence. Finished sequences stay in their slot until another job
 needs it. A job that begins like what any slot of its scope holds need not prefill what they share: it goes on in that
 slot, or gets a copy of its beginning. Where that is still being prefilled for another job, it waits for it. Jobs wait
-first come, first served; all running sequences share each step.
+first come, first served; all running sequences share each step. Images cannot share a step with tokens: they get steps
+of their own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import numpy as np
 
 from server.engine.messages import Job
 from server.engine.pace import Pace
+from server.engine.prompt import Image
 
+_FAR = 2**62
 _FEW = 8
 _COPIED = 64
 """A copy of another slot's beginning pays from so many tokens on, and where that slot holds no more than so many times
@@ -26,11 +29,12 @@ as many: on a CPU a hundred tokens are copied, with all the slot holds, while on
 @dataclass(slots=True, eq=False)
 class Slot:
     """`tokens` are those of the sequence that runs here, else what the KV cache holds, left there by a job of
-    `scope`."""
+    `scope`. Of what it holds, `lag` is how many positions fewer there are than tokens (images under M-RoPE)."""
 
     id: int
     tokens: array[int] = field(default_factory=lambda: array("i"))
     scope: str = ""
+    lag: int = 0
     used: int = 0
     runner: Sequence | None = None
 
@@ -41,6 +45,7 @@ class Sequence:
 
     `output` counts the tokens behind the prompt, `forced` those of them that the grammar left no choice about.
     While it has a `leader` it waits for that sequence to prefill the first `shared` tokens, which they have in common.
+    `images` stand among the tokens; `edge` is where the next one begins, in whole or in part not yet in the cache.
     """
 
     job: Job
@@ -54,10 +59,41 @@ class Sequence:
     parked: bool = False
     leader: Sequence | None = None
     shared: int = 0
+    images: tuple[Image, ...] = ()
+    edge: int = _FAR
+    lag: int = 0
 
     @property
     def remaining(self) -> int:
-        return len(self.tokens) - self.past
+        """Tokens still to be decoded, up to the next image; none where it stands at one."""
+        return min(len(self.tokens), self.edge) - self.past
+
+    @property
+    def position(self) -> int:
+        """Where the next token stands."""
+        return self.past - self.lag
+
+    @property
+    def image(self) -> Image | None:
+        """The image that comes next, where it stands at one, or within."""
+        return next(image for image in self.images if image.start == self.edge) if self.past >= self.edge else None
+
+    def seek(self, past: int) -> None:
+        """The first `past` tokens are in the KV cache: no more, no fewer."""
+        self.past, self.lag, self.edge = past, 0, _FAR
+        for image in self.images:
+            if image.end > past:
+                self.edge = image.start
+                break
+            self.lag += image.lag
+
+    def whole(self, count: int) -> int:
+        """The first `count` tokens without the image that ends behind them."""
+        return next((image.start for image in self.images if image.start < count < image.end), count)
+
+    def place(self, count: int) -> int:
+        """The position that the first `count` tokens end before."""
+        return count - sum(image.lag for image in self.images if image.end <= count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +239,7 @@ class Scheduler:
             slot = min(spare, key=lambda each: each.used, default=place)
         if slot.used >= place.used:
             return place, None
-        slot.scope, slot.tokens, slot.used = place.scope, place.tokens, place.used
+        slot.scope, slot.tokens, slot.lag, slot.used = place.scope, place.tokens, place.lag, place.used
         return place, slot
 
     def awaited(self) -> list[tuple[Sequence, Prefix]]:
@@ -223,7 +259,8 @@ class Scheduler:
         """
         self._clock += 1
         slot = sequence.slot
-        slot.tokens, slot.used, slot.runner = sequence.tokens[: sequence.past], self._clock, None
+        slot.tokens, slot.lag = sequence.tokens[: sequence.past], sequence.lag
+        slot.used, slot.runner = self._clock, None
         self.running.remove(sequence)
         for other in self.running:
             other.parked = False
@@ -253,6 +290,19 @@ class Scheduler:
         shares = share([s.remaining for s in prefilling], budget)
         return decoding + [(s, count) for s, count in zip(prefilling, shares, strict=True) if count]
 
+    def view(self) -> tuple[Sequence, int] | None:
+        """The next step with an image: whose, and how many of its tokens as long as it may be cut.
+
+        First come, first served. Beside decoding sequences it is cut as their pace demands.
+        """
+        awake = [s for s in self.running if not s.parked and s.leader is None]
+        ready = [(s, image) for s in awake if (image := s.image) is not None and image.embeddings is not None]
+        if not ready:
+            return None
+        sequence, image = min(ready, key=lambda each: each[0].order)
+        budget = self.pace.chunk if any(s.remaining == 1 for s in awake) else self.chunk
+        return sequence, min(budget, image.end - sequence.past)
+
     def evict(self) -> Slot | None:
         """The idle slot to forget when the KV cache is full: the one longest unused that still holds something."""
         idle = [slot for slot in self.slots if slot.runner is None and slot.tokens]
@@ -265,5 +315,5 @@ class Scheduler:
             return None
         newest = max(awake, key=lambda sequence: sequence.order)
         newest.parked = True
-        newest.past = 0
+        newest.seek(0)
         return newest

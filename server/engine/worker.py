@@ -3,8 +3,9 @@
 Started as `python -m server.engine.worker FD`, FD being its end of the socket pair (see `protocol`). It imports nothing
 of the web process, exits when the socket closes, and writes nothing to its standard streams.
 
-Two threads. The main thread runs steps; while llama.cpp decodes it does not hold the GIL, and the reader thread
-takes in frames and, where a cancelled job has most of the step under way to itself, raises the abort flag.
+Two threads, and a third that encodes images. The main thread runs steps; while llama.cpp decodes it does not hold the
+GIL, and the reader thread takes in frames and, where a cancelled job has most of the step under way to itself, raises
+the abort flag.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ import threading
 import time
 import traceback
 from array import array
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import takewhile
 from typing import Literal
 
 import numpy as np
@@ -26,8 +30,11 @@ from numpy.typing import NDArray
 from server.engine import gguf, llama
 from server.engine.constraint import ConstraintError, Guard
 from server.engine.device import cores
+from server.engine.encoder import Encoded, Encoder
 from server.engine.logprobs import Logprobs, certain
-from server.engine.messages import Done, EngineError, Failed, ModelInfo, ModelSpec
+from server.engine.messages import Done, EngineError, Failed, Job, ModelInfo, ModelSpec
+from server.engine.projector import Projector, ProjectorError
+from server.engine.prompt import Image, Layouts
 from server.engine.protocol import Cancel, Crashed, Decoder, Load, Ping, Pong, Ready, Refused, Step, Submit, encode
 from server.engine.sampler import PENALTY_WINDOW, NothingAllowed, TokenSampler
 from server.engine.scheduler import Admission, Prefix, Scheduler, Sequence, common_prefix
@@ -60,6 +67,31 @@ class Flight:
         return self._lost >= _ABORT_FROM and 2 * self._lost >= self._total
 
 
+class Sight:
+    """What a worker with a projector has beside: `batch` is how many embeddings one step takes at most, `images` are
+    those of the jobs that wait in the queue."""
+
+    def __init__(self, projector: Projector, encoder: Encoder, batch: int) -> None:
+        self.projector = projector
+        self.encoder = encoder
+        self.batch = batch
+        self.images: dict[int, tuple[Image, ...]] = {}
+        self._layouts = Layouts(projector)
+
+    def lay_out(self, job: Job, length: int) -> Job | Failed:
+        """The job with its pictures as tokens, or why it cannot be done with so many tokens a sequence."""
+        try:
+            tokens, images = self._layouts.lay_out(job)
+        except ProjectorError as error:
+            return Failed("provider-error", str(error))
+        if len(tokens) >= length:
+            return Failed("quota-exceeded", "the prompt does not fit the context", {"reason": "context"})
+        if not self.projector.causal and any(image.patch.tokens > self.batch for image in images):
+            return Failed("quota-exceeded", "an image takes more tokens than fit one step", {"reason": "image"})
+        self.images[job.id] = images
+        return replace(job, tokens=tokens, pictures=())
+
+
 class Worker:
     """One loaded model and its batch loop."""
 
@@ -67,7 +99,7 @@ class Worker:
         self._connection = connection
         self._sending = threading.Lock()
         self._steps = 0
-        self.inbox: queue.SimpleQueue[Submit | Cancel] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[Submit | Cancel | Encoded] = queue.SimpleQueue()
         self._model = llama.Model(spec.path, gpu_layers=spec.gpu_layers, repack=repack)
         if not self._model.decoder:
             raise llama.LoadError("the model is no causal language model")
@@ -85,12 +117,21 @@ class Worker:
         drafts = MOST if self._speculation else 0
         self._batch = llama.Batch(spec.slots + max(chunk, drafts))
         threads = spec.threads or cores()
+        self._sight: Sight | None = None
+        batch = self._batch.size
+        # While an image is encoded on the CPU it gets half of the cores, and steps the others.
+        half = max(1, threads // 2)
+        if spec.projector is not None:
+            projector = Projector.load(spec.projector, self._model, threads=half, gpu=on_gpu)
+            if projector is not None:
+                batch = batch if projector.causal else max(batch, projector.largest)
+                self._sight = Sight(projector, Encoder(projector, self.inbox.put), batch)
         split = cells >= spec.slots * self._length
         self._context = llama.Context(
             self._model,
             cells=cells,
             sequences=spec.slots,
-            batch=self._batch.size,
+            batch=batch,
             threads=threads,
             split=split,
             flash=on_gpu,
@@ -98,6 +139,10 @@ class Worker:
         )
         # A configured count is kept; beside a GPU, CPU time says nothing about the cores.
         self._threads = Threads(threads) if not spec.threads and not on_gpu else None
+        self._cores = threads, threads if on_gpu else max(1, threads - half)
+        self._encoding = False
+        self._stalled = False
+        self._viewed = False
         self._candidates = llama.Candidates(self._vocab.size)
         self._asked = llama.Candidates(self._vocab.size)
         self._scheduler = Scheduler(
@@ -123,6 +168,7 @@ class Worker:
             slots=spec.slots,
             vocabulary=self._vocab.size,
             backends=backends,
+            vision=self._sight is not None,
         )
         self._warm_up()
 
@@ -182,26 +228,44 @@ class Worker:
 
     def _take_in(self) -> None:
         inbox, scheduler = self.inbox, self._scheduler
-        idle = not (scheduler.running or scheduler.queue)
+        # Stalled, only what comes in changes anything: all that runs waits for images being encoded.
+        idle = self._stalled or not (scheduler.running or scheduler.queue)
         while idle or not inbox.empty():
             frame = inbox.get()
             idle = False
             if isinstance(frame, Submit):
-                scheduler.submit(frame.job)
+                self._submit(frame.job)
+            elif isinstance(frame, Encoded):
+                self._show(frame)
             elif (sequence := scheduler.drop(frame.job_id)) is not None:
                 self._release(sequence)
+            elif self._sight is not None:
+                self._sight.images.pop(frame.job_id, None)
+
+    def _submit(self, job: Job) -> None:
+        if job.pictures:
+            assert self._sight is not None
+            laid = self._sight.lay_out(job, self._length)
+            if isinstance(laid, Failed):
+                self._ended.append((job.id, laid))
+                return
+            job = laid
+        self._scheduler.submit(job)
 
     def _start(self, admission: Admission) -> None:
         """Prepare a new sequence: the memory of its slot, and its sampler."""
         sequence, rescue = admission.sequence, admission.rescue
         job = sequence.job
-        if rescue is not None and not self._context.copy(sequence.slot.id, rescue.id, len(rescue.tokens)):
+        if rescue is not None and not self._context.copy(sequence.slot.id, rescue.id, len(rescue.tokens) - rescue.lag):
             rescue.tokens = rescue.tokens[:0]
+        if self._sight is not None:
+            sequence.images = self._sight.images.pop(job.id, ())
         self._adopt(sequence, admission.prefix)
         sampler = TokenSampler(job.sampling, job.banned, self._candidates)
         if sampler.remembers:
             for token in job.tokens[-PENALTY_WINDOW:]:
-                sampler.accept(token)
+                if token >= 0:  # of an image
+                    sampler.accept(token)
         try:
             guard = Guard(job.constraint, self._model, self._vocab, self._asked) if job.constraint else None
         except ConstraintError as error:
@@ -216,42 +280,55 @@ class Worker:
     def _adopt(self, sequence: Sequence, prefix: Prefix) -> None:
         """Begin with what a slot holds of the sequence's first tokens, where that is provably right."""
         context, slot, donor = self._context, sequence.slot, prefix.slot
-        keep = min(prefix.count, len(sequence.tokens) - 1)  # the last prompt token's logits are needed
+        # The last prompt token's logits are needed.
+        keep = sequence.whole(min(prefix.count, len(sequence.tokens) - 1))
+        place = sequence.place(keep)
         if self._model.recurrent:
             keep = keep if prefix.whole and keep == prefix.count else 0  # a running state cannot be cut
-        elif (window := self._model.window) and context.first_position(donor.id) > max(0, keep - window):
+        elif (window := self._model.window) and context.first_position(donor.id) > max(0, place - window):
             keep = 0  # what the window needs has been overwritten
         if not keep:
             context.remove(slot.id)
         elif donor is not slot:
-            keep = keep if context.copy(donor.id, slot.id, keep) else 0
-        elif not (prefix.whole and keep == prefix.count) and not context.remove(slot.id, keep):
+            keep = keep if context.copy(donor.id, slot.id, place) else 0
+        elif not (prefix.whole and keep == prefix.count) and not context.remove(slot.id, place):
             context.remove(slot.id)
             keep = 0
-        sequence.past = sequence.cache_read = keep
+        sequence.seek(keep)
+        sequence.cache_read = keep
+        if sequence.images:
+            self._look(sequence)
 
     def _release(self, sequence: Sequence) -> None:
         """A sequence leaves the batch; who waited for its prefill goes on with what there is."""
         self._samplers.pop(sequence.job.id, None)
         self._stops.pop(sequence.job.id, None)
+        if sequence.images and self._sight is not None:
+            self._sight.encoder.forget(sequence.job.id)
+            if sequence.past > sequence.edge:
+                self._rewind(sequence)
         if (follower := self._scheduler.release(sequence)) is not None:
             self._adopt(*follower)
 
     def _step(self) -> None:
         # In the order of slots: a split KV cache takes neighbours together.
         plan = sorted(self._scheduler.plan(), key=lambda entry: entry[0].slot.id)
+        view = self._scheduler.view() if self._sight is not None else None
+        self._stalled = not plan and view is None
+        if view is not None and not (plan and self._viewed):  # in turn with tokens
+            self._viewed = True
+            self._view(*view)
+            return
+        self._viewed = False
         if not plan:
             return
         drafts = self._draft(plan)
         count, rows, due = self._fill(plan, drafts)
-        self._flight = Flight({sequence.job.id: tokens for sequence, tokens in plan})
-        self._context.abort(False)
-        if not self.inbox.empty():
-            return  # perhaps a cancel, come before the reader thread could know of this step: plan again
+        if not self._take_off({sequence.job.id: tokens for sequence, tokens in plan}):
+            return
         began = time.monotonic()
         result = self._decode(count)
-        self._steps += 1
-        self._flight = Flight({})
+        self._land()
         if result == llama.OK:
             seconds = time.monotonic() - began
             decoding = sum(sequence.remaining == 1 for sequence, _ in plan)
@@ -266,22 +343,109 @@ class Worker:
                 else:
                     confirmed += self._verify(sequence, draft, logits[row:])
             drafted = sum(map(len, drafts.values()))
-            if not drafted:
-                self._scheduler.pace.note(decoding, count - decoding, seconds)
-            if self._speculation is not None and decoding == len(plan):
-                self._speculation.note(decoding, drafted, confirmed, seconds)
+            if not self._encoding:  # which makes steps slower
+                if not drafted:
+                    self._scheduler.pace.note(decoding, count - decoding, seconds)
+                if self._speculation is not None and decoding == len(plan):
+                    self._speculation.note(decoding, drafted, confirmed, seconds)
         elif result == llama.NO_SLOT and drafts:
             self._undraft = True  # there may be room without them
-        elif result == llama.NO_SLOT:
-            self._make_room()
-        elif result == llama.ABORTED:  # the next step does it again
-            for sequence, _ in plan:
-                self._context.remove(sequence.slot.id, sequence.past)
         else:
-            for sequence, _ in plan:
+            self._recover(result, [sequence for sequence, _ in plan])
+
+    def _take_off(self, tokens: dict[int, int]) -> bool:
+        """Announce a step of so many tokens of each job; False where there is something to take in first."""
+        self._flight = Flight(tokens)
+        self._context.abort(False)
+        # Perhaps a cancel, come before the reader thread could know of this step: plan again.
+        return self.inbox.empty()
+
+    def _land(self) -> None:
+        self._steps += 1
+        self._flight = Flight({})
+
+    def _recover(self, result: int, sequences: list[Sequence]) -> None:
+        """A step has not been done."""
+        if result == llama.NO_SLOT:
+            self._make_room(sequences)
+        elif result == llama.ABORTED:  # the next step does it again
+            for sequence in sequences:
+                self._rewind(sequence)
+        else:
+            for sequence in sequences:
                 self._context.remove(sequence.slot.id)
-                sequence.past = 0
+                sequence.seek(0)
                 self._fail(sequence, "provider-error", "llama.cpp could not decode the batch")
+
+    def _rewind(self, sequence: Sequence) -> None:
+        """Memory as far as the sequence has come; an image that is only in part there is taken out."""
+        sequence.seek(min(sequence.past, sequence.edge))
+        if not self._context.remove(sequence.slot.id, sequence.position):
+            self._context.remove(sequence.slot.id)
+            sequence.seek(0)
+
+    # --- images
+
+    def _look(self, sequence: Sequence) -> None:
+        """Get the embeddings of the images still to come, but for those that the sequence waits for its leader with."""
+        assert self._sight is not None
+        job, encoder = sequence.job, self._sight.encoder
+        first = sequence.past if sequence.leader is None else sequence.shared
+        for image in sequence.images:
+            if (
+                image.start >= first
+                and image.embeddings is None
+                and (found := encoder.want(job.id, job.scope, image.picture)) is not None
+            ):
+                image.embeddings = found[image.index]
+        self._share_cores()
+
+    def _show(self, encoded: Encoded) -> None:
+        """An image has been encoded: give it to those that wait for it."""
+        assert self._sight is not None
+        self._steps += 1
+        jobs = self._sight.encoder.settle(encoded)
+        self._share_cores()
+        for sequence in [each for each in self._scheduler.running if each.job.id in jobs]:
+            if encoded.embeddings is None:
+                self._fail(sequence, "provider-error", "an image could not be encoded")
+                continue
+            for image in sequence.images:
+                if image.picture.digest == encoded.key.digest and image.start >= sequence.past:
+                    image.embeddings = encoded.embeddings[image.index]
+
+    def _share_cores(self) -> None:
+        assert self._sight is not None
+        if self._encoding != self._sight.encoder.busy:
+            self._encoding = not self._encoding
+            most, beside = self._cores
+            count = most if self._threads is None else self._threads.count
+            self._context.use_threads(min(count, beside) if self._encoding else count)
+
+    def _view(self, sequence: Sequence, count: int) -> None:
+        """One step with an image, or with as much of it as fits."""
+        image, sight = sequence.image, self._sight
+        assert image is not None and image.embeddings is not None and sight is not None
+        begin = sequence.past - image.start
+        end = begin + min(count, sight.batch) if sight.projector.causal else image.patch.tokens
+        positions = image.patch.positions(sequence.place(image.start))
+        if not self._take_off({sequence.job.id: end - begin}):
+            return
+        result = self._context.decode_embeddings(
+            image.embeddings[begin:end],
+            positions[:, begin:end],
+            sequence.slot.id,
+            causal=sight.projector.causal,
+        )
+        self._land()
+        if result != llama.OK:
+            self._recover(result, [sequence])
+            return
+        sequence.seek(image.start + end)
+        if sequence.past == image.end:
+            image.embeddings = None
+
+    # --- tokens
 
     def _draft(self, plan: list[tuple[Sequence, int]]) -> dict[int, array[int]]:
         """What running answers may go on with, where there is nothing to prefill beside them."""
@@ -294,14 +458,19 @@ class Worker:
             room = self._length - len(sequence.tokens)
             if job.max_tokens is not None:
                 room = min(room, job.max_tokens - sequence.output)
-            if draft := lookup(sequence.tokens, min(most, left, room - 1)):
+            if sequence.past + 1 < len(sequence.tokens):
+                continue  # an image comes next
+            draft = lookup(sequence.tokens, min(most, left, room - 1))
+            if sequence.images:  # which cannot be copied
+                draft = array("i", takewhile(lambda token: token >= 0, draft))
+            if draft:
                 drafts[job.id] = draft
                 left -= len(draft)
         return drafts
 
     def _decode(self, count: int) -> int:
         threads = self._threads
-        if threads is None:
+        if threads is None or self._encoding:
             return self._context.decode(self._batch, count)
         wall, cpu = time.monotonic(), time.process_time()
         result = self._context.decode(self._batch, count)
@@ -322,15 +491,15 @@ class Worker:
         due = []
         at = rows = 0
         for sequence, count in plan:
-            past = sequence.past
+            past, place = sequence.past, sequence.position
             draft = drafts.get(sequence.job.id)
             if count == 1:
-                token[at], position[at] = sequence.tokens[past], past
+                token[at], position[at] = sequence.tokens[past], place
                 ids[at], output[at] = sequence.slot.id, 0
             else:
                 end = at + count
                 token[at:end] = sequence.tokens[past : past + count]
-                position[at:end] = range(past, past + count)
+                position[at:end] = range(place, place + count)
                 ids[at:end], output[at:end] = sequence.slot.id, 0
             at += count
             if past + count == len(sequence.tokens):
@@ -339,7 +508,7 @@ class Worker:
                 rows += 1
             if draft is not None:
                 end = at + len(draft)
-                token[at:end], position[at:end] = draft, range(past + 1, past + 1 + len(draft))
+                token[at:end], position[at:end] = draft, range(place + 1, place + 1 + len(draft))
                 ids[at:end], output[at:end] = sequence.slot.id, 1
                 at, rows = end, rows + len(draft)
         return at, rows, due
@@ -359,7 +528,7 @@ class Worker:
             sequence.past += agreed
             if agreed < len(new) or not new:
                 break
-        self._context.remove(slot.id, sequence.past if slot.runner is sequence else len(slot.tokens))
+        self._context.remove(slot.id, sequence.position if slot.runner is sequence else len(slot.tokens) - slot.lag)
         return confirmed
 
     def _advance(self, sequence: Sequence, logits: NDArray[np.float32]) -> None:
@@ -418,18 +587,21 @@ class Worker:
         elif len(tokens) >= room:
             self._finish(sequence, "length")
 
-    def _make_room(self) -> None:
-        """The KV cache is full: forget an idle slot, else let the newest sequence step aside, else give up on it."""
+    def _make_room(self, waiting: Iterable[Sequence]) -> None:
+        """The KV cache is full: forget an idle slot, else let the newest sequence step aside, else give up on those
+        that wait for room."""
         scheduler = self._scheduler
         if (slot := scheduler.evict()) is not None:
             self._context.remove(slot.id)
             slot.tokens = slot.tokens[:0]
         elif (sequence := scheduler.park()) is not None:
             self._context.remove(sequence.slot.id)
+            if sequence.images:
+                self._look(sequence)
         else:
-            for sequence, _ in scheduler.plan():
+            for sequence in waiting:
                 self._context.remove(sequence.slot.id)
-                sequence.past = 0
+                sequence.seek(0)
                 self._fail(sequence, "provider-error", "the KV cache is full")
 
     def _finish(self, sequence: Sequence, finish: Literal["stop", "length"]) -> None:

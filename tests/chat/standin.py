@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import gguf
@@ -26,57 +27,98 @@ def control_texts(templates: Iterable[str], markers: Iterable[str]) -> list[str]
     return sorted(found | {marker for marker in markers if _TAG.fullmatch(marker)})
 
 
-def write_model(path: Path, base: Path, controls: Iterable[str], *, size: int | None = None, seed: int = 1) -> None:
-    """A GGUF of the Llama architecture over the first `size` tokens of a byte-level BPE vocabulary, and `controls`."""
-    reader = gguf.GGUFReader(base)
-    texts = reader.fields["tokenizer.ggml.tokens"].contents()
-    merges = reader.fields["tokenizer.ggml.merges"].contents()
+def write_model(
+    path: Path,
+    base: Path,
+    controls: Iterable[str],
+    *,
+    size: int | None = None,
+    seed: int = 1,
+    architecture: str = "llama",
+    layers: int = LAYERS,
+    template: str | None = None,
+    plain: bool = False,
+) -> None:
+    """A GGUF over the first `size` tokens of a byte-level BPE vocabulary, and `controls`.
+
+    `architecture`: "llama", "gemma3" (sliding window in five of six layers) or "qwen2vl" (M-RoPE); `template`: its chat
+    template. `plain`: greedy output is printable ASCII, for the logits of all other tokens are 0.
+    """
+    texts, merges = _vocabulary(base)
     assert texts[-1] == "<|endoftext|>"
     size = min(size or len(texts), len(texts)) - 1
     texts, merges = texts[:size], merges[: size - _BYTES]
-    plain, controls = len(texts), ["<|endoftext|>", *controls]
+    normal, controls = len(texts), ["<|endoftext|>", *controls]
     texts = [*texts, *controls]
 
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(4096)
     writer.add_embedding_length(WIDTH)
-    writer.add_block_count(LAYERS)
+    writer.add_block_count(layers)
     writer.add_feed_forward_length(2 * WIDTH)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(WIDTH // HEADS)
     writer.add_vocab_size(len(texts))
+    if architecture == "gemma3":
+        writer.add_key_length(WIDTH // HEADS)
+        writer.add_value_length(WIDTH // HEADS)
+        writer.add_sliding_window(512)
+    elif architecture == "qwen2vl":
+        writer.add_rope_dimension_sections([2, 3, 3, 0])
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(texts)
-    writer.add_token_types([gguf.TokenType.NORMAL] * plain + [gguf.TokenType.CONTROL] * len(controls))
+    writer.add_token_types([gguf.TokenType.NORMAL] * normal + [gguf.TokenType.CONTROL] * len(controls))
     writer.add_token_merges(merges)
-    writer.add_bos_token_id(plain)
-    writer.add_eos_token_id(plain)
+    writer.add_bos_token_id(normal)
+    writer.add_eos_token_id(normal)
     writer.add_add_bos_token(False)
+    if template is not None:
+        writer.add_chat_template(template)
 
     random = np.random.default_rng(seed)
 
     def weights(name: str, *shape: int) -> None:
         writer.add_tensor(name, random.standard_normal(shape, np.float32) / np.sqrt(shape[-1]).astype(np.float32))
 
-    def ones(name: str) -> None:
-        writer.add_tensor(name, np.ones(WIDTH, np.float32))
+    def ones(name: str, width: int = WIDTH) -> None:
+        writer.add_tensor(name, np.ones(width, np.float32))
 
     weights("token_embd.weight", len(texts), WIDTH)
-    for layer in range(LAYERS):
+    for layer in range(layers):
         block = f"blk.{layer}"
         ones(f"{block}.attn_norm.weight")
         ones(f"{block}.ffn_norm.weight")
         for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
             weights(f"{block}.{name}.weight", WIDTH, WIDTH)
+        if architecture == "gemma3":
+            ones(f"{block}.attn_q_norm.weight", WIDTH // HEADS)
+            ones(f"{block}.attn_k_norm.weight", WIDTH // HEADS)
+            ones(f"{block}.post_attention_norm.weight")
+            ones(f"{block}.post_ffw_norm.weight")
         weights(f"{block}.ffn_gate.weight", 2 * WIDTH, WIDTH)
         weights(f"{block}.ffn_up.weight", 2 * WIDTH, WIDTH)
         weights(f"{block}.ffn_down.weight", WIDTH, 2 * WIDTH)
     ones("output_norm.weight")
-    weights("output.weight", len(texts), WIDTH)
+    output = random.standard_normal((len(texts), WIDTH), np.float32) / np.sqrt(WIDTH).astype(np.float32)
+    if plain:
+        output[[token for token, text in enumerate(texts) if token >= normal or not _printable(text)]] = 0
+    writer.add_tensor("output.weight", output)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+@cache
+def _vocabulary(path: Path) -> tuple[list[str], list[str]]:
+    """A vocabulary's tokens and merges."""
+    fields = gguf.GGUFReader(path).fields
+    return fields["tokenizer.ggml.tokens"].contents(), fields["tokenizer.ggml.merges"].contents()
+
+
+def _printable(text: str) -> bool:
+    """Whether a byte-level token stands for printable ASCII: "Ġ" is how GPT-2's vocabulary writes the space."""
+    return all(character == "Ġ" or "!" <= character <= "~" for character in text)

@@ -1,0 +1,115 @@
+"""Encodes images beside the batch loop, on a thread of its own, and keeps what it has lately encoded."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from server.engine.messages import Picture
+from server.engine.projector import ProjectorError
+
+KEPT = 256 * 2**20
+"""Bytes of embeddings kept. An image of 256 tokens takes 1 to 5 MB."""
+
+Embeddings = list[NDArray[np.float32]]
+
+
+class Encodes(Protocol):
+    def encode(self, picture: Picture) -> Embeddings: ...
+
+
+class Key(NamedTuple):
+    """What one scope has shown is never another's to find."""
+
+    scope: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoded:
+    """The thread is done with a picture. None: it cannot be encoded."""
+
+    key: Key
+    embeddings: Embeddings | None
+
+
+class Encoder:
+    """One picture at a time, first come, first served. All but the encoding itself happens on the caller's thread.
+
+    Encoding cannot be interrupted: what nobody wants any more is encoded to its end, if it has begun, and dropped.
+    """
+
+    def __init__(self, projector: Encodes, done: Callable[[Encoded], None], *, kept: int = KEPT) -> None:
+        self._projector = projector
+        self._done = done
+        self._kept = kept
+        self._found: dict[Key, Embeddings] = {}
+        self.bytes = 0
+        """Of the embeddings kept."""
+        self._wanted: dict[Key, tuple[Picture, set[int]]] = {}
+        self._current: Key | None = None
+        self._work: queue.SimpleQueue[tuple[Key, Picture]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    @property
+    def busy(self) -> bool:
+        """Whether an image is being encoded."""
+        return self._current is not None
+
+    @property
+    def waiting(self) -> int:
+        """Images that somebody waits for."""
+        return len(self._wanted)
+
+    def want(self, job_id: int, scope: str, picture: Picture) -> Embeddings | None:
+        """A picture's embeddings, where they are kept; else the job is among those that wait for them."""
+        key = Key(scope, picture.digest)
+        if (found := self._found.pop(key, None)) is not None:
+            self._found[key] = found  # the latest used
+            return found
+        self._wanted.setdefault(key, (picture, set()))[1].add(job_id)
+        self._go_on()
+        return None
+
+    def forget(self, job_id: int) -> None:
+        """The job waits for nothing any more."""
+        for key, (_, jobs) in list(self._wanted.items()):
+            jobs.discard(job_id)
+            if not jobs:
+                del self._wanted[key]
+
+    def settle(self, encoded: Encoded) -> set[int]:
+        """Take in what the thread has said: the jobs that have waited for it. Nobody's is dropped."""
+        self._current = None
+        _, jobs = self._wanted.pop(encoded.key, (None, set()))
+        if jobs and encoded.embeddings is not None:
+            self._found[encoded.key] = encoded.embeddings
+            self.bytes += _size(encoded.embeddings)
+            while self.bytes > self._kept:
+                self.bytes -= _size(self._found.pop(next(iter(self._found))))
+        self._go_on()
+        return jobs
+
+    def _go_on(self) -> None:
+        if self._current is None and self._wanted:
+            self._current = next(iter(self._wanted))
+            self._work.put((self._current, self._wanted[self._current][0]))
+
+    def _run(self) -> None:
+        while True:
+            key, picture = self._work.get()
+            try:
+                embeddings = self._projector.encode(picture)
+            except ProjectorError:
+                embeddings = None
+            self._done(Encoded(key, embeddings))
+
+
+def _size(embeddings: Embeddings) -> int:
+    return sum(each.nbytes for each in embeddings)

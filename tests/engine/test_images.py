@@ -1,0 +1,379 @@
+"""Images in the batch loop, on tiny models of random weights: one of each kind of projector."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import socket
+import threading
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from server.engine import Done, Failed, Job, ModelSpec, Picture, Sampling, Segment, llama, worker
+from server.engine.projector import Projector, ProjectorError
+from server.engine.protocol import Cancel, Decoder, Step, Submit
+from server.engine.worker import Worker
+from tests.fixtures.projectors import CONTROLS, KINDS, Seer, picture
+
+GREEDY = Sampling(temperature=0)
+A, B = picture(1), picture(2)
+Prompt = list[str | Picture]
+
+
+class Bench:
+    """A worker without its process: jobs in, outputs out, and encoding held back on demand."""
+
+    def __init__(self, seer: Seer, *, length: int = 512, slots: int = 6) -> None:
+        self._ours, theirs = socket.socketpair()
+        spec = ModelSpec(
+            str(seer.model), context_length=length, slots=slots, threads=1, projector=str(seer.projector), gpu_layers=0
+        )
+        self.worker = Worker(theirs, spec, repack=False)
+        assert self.worker._sight is not None
+        self.encoder = self.worker._sight.encoder
+        self.vocab = self.worker._vocab
+        self._decoder = Decoder()
+        self.outputs: dict[int, bytes] = {}
+        self.ends: dict[int, Done | Failed] = {}
+        self._ids = itertools.count(1)
+        self.encoded: list[str] = []
+        """Digests, in the order in which they began to be encoded."""
+        self.gate = threading.Event()
+        self.gate.set()
+        self.begun = threading.Semaphore(0)
+        encode = self.encoder._projector.encode
+
+        def gated(picture: Picture) -> Any:
+            self.encoded.append(picture.digest)
+            self.begun.release()
+            assert self.gate.wait(30)
+            return encode(picture)
+
+        self.encoder._projector.encode = gated  # type: ignore[method-assign]
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        while data := self._ours.recv(1 << 16):
+            for step in self._decoder.feed(data):
+                assert isinstance(step, Step)
+                for job, piece, _ in step.output:
+                    self.outputs[job] = self.outputs.get(job, b"") + piece
+                self.ends.update(step.ended)
+
+    def submit(self, prompt: Prompt, *, max_tokens: int = 12, scope: str | None = None) -> int:
+        number = next(self._ids)
+        tokens: array[int] = array("i")
+        pictures = []
+        for part in prompt:
+            if isinstance(part, Picture):
+                pictures.append((len(tokens), part))
+            else:
+                tokens += self.vocab.tokenize([Segment(part, control=True)])
+        job = Job(
+            number, tokens, GREEDY, scope or f"scope {number}", 0, max_tokens=max_tokens, pictures=tuple(pictures)
+        )
+        self.worker.put(Submit(job))
+        return number
+
+    @property
+    def running(self) -> bool:
+        scheduler = self.worker._scheduler
+        return bool(scheduler.running or scheduler.queue or not self.worker.inbox.empty())
+
+    def run(self) -> None:
+        while self.running:
+            self.worker.turn()
+
+    def ask(self, prompt: Prompt, **options: Any) -> tuple[str, Done]:
+        """One job alone."""
+        number = self.submit(prompt, **options)
+        self.run()
+        return self.answer(number)
+
+    def answer(self, number: int) -> tuple[str, Done]:
+        while number not in self.ends:  # it is said, but perhaps not read yet
+            self._reader.join(0.001)
+        end = self.ends[number]
+        assert isinstance(end, Done), end
+        return self.outputs[number].decode(), end
+
+    def close(self) -> None:
+        self.worker._connection.close()
+        self._reader.join(10)
+        self._ours.close()
+        self.worker._context.close()
+        assert self.worker._sight is not None
+        self.worker._sight.projector.close()
+        self.worker._model.close()
+
+
+@pytest.fixture(params=KINDS)
+def seer(request: pytest.FixtureRequest, seers: dict[str, Seer]) -> Seer:
+    return seers[request.param]
+
+
+@pytest.fixture
+def bench(seer: Seer) -> Iterator[Bench]:
+    bench = Bench(seer)
+    yield bench
+    bench.close()
+
+
+def reference(seer: Seer, prompt: Prompt, count: int) -> list[int]:
+    """The greedy continuation as mtmd's own helper computes it, from text with markers."""
+    model = llama.Model(str(seer.model), repack=False, gpu_layers=0)
+    context = llama.Context(model, cells=512, sequences=1, batch=128, threads=1, flash=False)
+    projector = Projector.load(str(seer.projector), model, threads=1, gpu=False)
+    assert projector is not None
+    m, marker = projector._m, projector._m.mtmd_default_marker()
+    text = b"".join(marker if isinstance(part, Picture) else part.encode() for part in prompt)
+    bitmaps = [projector._bitmap(each.width, each.height, each.rgb) for each in prompt if isinstance(each, Picture)]
+    chunks = m.mtmd_input_chunks_init()
+    given = m.mtmd_input_text(text, len(text), False, True)
+    found = (ctypes.c_void_p * len(bitmaps))(*bitmaps)
+    assert m.mtmd_tokenize(projector._p, chunks, ctypes.byref(given), found, len(bitmaps)) == 0
+    past = llama.C.llama_pos()
+    assert m.mtmd_helper_eval_chunks(projector._p, context._p, chunks, 0, 0, 128, True, ctypes.byref(past)) == 0
+    tokens: list[int] = []
+    batch = llama.Batch(1)
+    batch.output[0] = 1
+    while True:
+        tokens.append(int(context.logits(1)[0].argmax()))
+        if len(tokens) == count:
+            break
+        batch.token[0], batch.position[0] = tokens[-1], past.value + len(tokens) - 1
+        assert context.decode(batch, 1) == llama.OK
+    m.mtmd_input_chunks_free(chunks)
+    for bitmap in bitmaps:
+        m.mtmd_bitmap_free(bitmap)
+    projector.close()
+    context.close()
+    model.close()
+    return tokens
+
+
+@pytest.mark.parametrize(
+    "prompt", [["see: ", A, " what"], [A, "x"], ["a", A, B, "b"], ["a", A, " or ", B, "?", A, "."]], ids=len
+)
+def test_what_follows_images_is_what_llama_cpp_says(bench: Bench, seer: Seer, prompt: Prompt) -> None:
+    number = bench.submit(prompt, max_tokens=10)
+    bench.run()
+    _, end = bench.answer(number)
+    assert list(end.tokens) == reference(seer, prompt, 10)
+
+
+def test_answers_depend_on_the_image_and_on_nothing_else(bench: Bench) -> None:
+    one, two = (bench.ask(["look: ", each, " well?"])[0] for each in (A, B))
+    assert one != two
+    assert bench.ask(["look: ", picture(1), " well?"])[0] == one
+    assert bench.ask(["look: ", A, B, "?"])[0] != bench.ask(["look: ", B, A, "?"])[0]
+
+
+def test_input_tokens_count_those_of_images(bench: Bench, seer: Seer) -> None:
+    text = len(bench.vocab.tokenize([Segment("look: ", True)])) + len(bench.vocab.tokenize([Segment(" well?", True)]))
+    patch = {"mlp": 16, "gemma3": 16, "qwen2vl": 12}[seer.kind]
+    _, end = bench.ask(["look: ", A, " well?"])
+    assert end.prompt_tokens == text + patch + len(CONTROLS[seer.kind])
+    assert end.cache_read_tokens == 0
+
+
+def test_the_same_image_again_is_read_from_the_cache(bench: Bench, seer: Seer) -> None:
+    """Of what two prompts share, images are reused whole or not at all."""
+    first, end = bench.ask(["Look at the picture: ", A, " well?"], scope="one")
+    again, hit = bench.ask(["Look at the picture: ", A, " well?"], scope="one")
+    assert again == first and hit.prompt_tokens == end.prompt_tokens
+    assert hit.cache_read_tokens == end.prompt_tokens - 1
+    fresh, _ = bench.ask(["Look at the picture: ", A, "Where?"], scope="alone")
+    other, hit = bench.ask(["Look at the picture: ", A, "Where?"], scope="one")
+    assert other == fresh
+    assert hit.cache_read_tokens == end.prompt_tokens - len(bench.vocab.tokenize([Segment(" well?", True)]))
+    _, hit = bench.ask(["Look at the picture: ", B, " well?"], scope="one")
+    text = len(bench.vocab.tokenize([Segment("Look at the picture: ", True)]))
+    if not bench.worker._model.window:  # what a copy of a window holds cannot be cut
+        assert hit.cache_read_tokens == text + bool(CONTROLS[seer.kind])
+
+
+def test_an_image_is_encoded_once_in_a_scope_and_never_found_from_another(bench: Bench) -> None:
+    bench.ask([A, " first"], scope="one")
+    bench.ask(["another beginning ", A, " second"], scope="one")
+    assert bench.encoded == [A.digest]
+    bench.ask([A, " first"], scope="two")
+    assert bench.encoded == [A.digest] * 2
+    bench.ask([A, " first"], scope="one")
+    assert bench.encoded == [A.digest] * 2
+
+
+def test_a_beginning_with_an_image_is_copied_to_who_begins_alike(bench: Bench) -> None:
+    """Two that arrive together: one prefills, and waits for the image; the other gets a copy of the cells."""
+    alone = [bench.ask(["Both of us look at this: ", A, B, end])[0] for end in (" one", "Two")]
+    numbers = [bench.submit(["Both of us look at this: ", A, B, end], scope="s") for end in (" one", "Two")]
+    bench.run()
+    answers = [bench.answer(number) for number in numbers]
+    assert [text for text, _ in answers] == alone
+    assert bench.encoded.count(A.digest) == 3
+    if not bench.worker._model.window:
+        assert answers[1][1].cache_read_tokens > 30
+
+
+def test_running_texts_go_on_while_an_image_is_encoded(bench: Bench) -> None:
+    prompts: list[Prompt] = [[text] for text in ("Once upon", "In the year", "def main", "10 9 8 7")]
+    alone = [bench.ask(prompt, max_tokens=40)[0] for prompt in prompts]
+    seen = bench.ask(["look: ", A, " well?"])[0]
+    numbers = [bench.submit(prompt, max_tokens=40) for prompt in prompts]
+    bench.gate.clear()
+    image = bench.submit(["look: ", A, " well?"])
+    for _ in range(20):
+        bench.worker.turn()
+    assert bench.encoder.busy
+    running = {sequence.job.id: sequence.output for sequence in bench.worker._scheduler.running}
+    assert running.pop(image) == 0 and all(output > 10 for output in running.values())
+    bench.gate.set()
+    bench.run()
+    assert [bench.answer(number)[0] for number in numbers] == alone
+    assert bench.answer(image)[0] == seen
+
+
+def test_image_steps_alternate_with_token_steps(bench: Bench) -> None:
+    """Long images, cut where the projector allows that, beside a running text."""
+    bench.ask([A, "?"], scope="s")
+    steps = []
+    context = bench.worker._context
+    decode, view = context.decode, context.decode_embeddings
+
+    def noted_decode(batch: llama.Batch, count: int) -> int:
+        steps.append("tokens")
+        return decode(batch, count)
+
+    def noted_view(embeddings: Any, positions: Any, sequence: int, *, causal: bool) -> int:
+        steps.append("image")
+        assert causal or len(embeddings) == 16
+        return view(embeddings, positions, sequence, causal=causal)
+
+    text = bench.submit(["Once upon"], max_tokens=30)
+    bench.worker.turn()
+    context.decode, context.decode_embeddings = noted_decode, noted_view  # type: ignore[method-assign]
+    bench.worker._scheduler.pace._chunk = 8.0
+    numbers = [bench.submit(["x", A, A, "?"], scope="s") for _ in range(2)]
+    bench.run()
+    assert all(bench.answer(number)[1].output_tokens for number in (text, *numbers))
+    first, last = steps.index("image"), len(steps) - steps[::-1].index("image")
+    between = steps[first:last]
+    assert between[::2] == ["image"] * len(between[::2]) and set(between[1::2]) == {"tokens"}
+    assert between.count("image") >= (2 if bench.worker._sight.projector.causal else 1) * 2  # type: ignore[union-attr]
+
+
+def test_images_in_two_requests_at_once(bench: Bench) -> None:
+    prompts: list[Prompt] = [["one: ", A, " see?"], ["two: ", B, A, " see?"], [B, "see?"]]
+    alone = [bench.ask(prompt)[0] for prompt in prompts]
+    numbers = [bench.submit(prompt) for prompt in prompts]
+    bench.run()
+    assert [bench.answer(number)[0] for number in numbers] == alone
+
+
+def state(bench: Bench) -> tuple[Any, ...]:
+    """What could leak."""
+    worker, sight = bench.worker, bench.worker._sight
+    assert sight is not None
+    return (
+        len(worker._scheduler.running),
+        len(worker._scheduler.queue),
+        len(worker._samplers),
+        bench.encoder.waiting,
+        bench.encoder.busy,
+        bench.encoder.bytes,
+        len(sight.images),
+        sum(slot.runner is not None for slot in worker._scheduler.slots),
+    )
+
+
+def test_what_is_cancelled_while_it_is_encoded_leaves_nothing(seers: dict[str, Seer]) -> None:
+    bench = Bench(seers["qwen2vl"], slots=2)
+    clean = state(bench)
+    for number in range(200):
+        bench.gate.clear()
+        job = bench.submit(["look: ", picture(number), " well?"])
+        queued = bench.submit([picture(1000 + number), " never begun"])
+        bench.worker.turn()
+        assert bench.begun.acquire(timeout=10)
+        bench.worker.put(Cancel(job))
+        bench.worker.put(Cancel(queued))
+        bench.worker.turn()
+        assert bench.encoder.waiting == 0 and bench.encoder.busy
+        bench.gate.set()
+        while bench.encoder.busy:
+            bench.worker.turn()
+    assert state(bench) == clean
+    assert len(bench.encoded) == 200, "what had not begun never does"
+    assert not bench.ends and not bench.outputs
+    for slot in bench.worker._scheduler.slots:
+        assert bench.worker._context.last_position(slot.id) + 1 == len(slot.tokens) - slot.lag < 40
+    assert bench.ask(["look: ", A, " well?"])[1].output_tokens == 12
+    bench.close()
+
+
+@pytest.mark.parametrize("kind", ["mlp", "qwen2vl"])
+def test_a_cancel_within_an_image_takes_it_out_of_the_cache(seers: dict[str, Seer], kind: str) -> None:
+    bench = Bench(seers[kind], slots=1)
+    prompt: Prompt = ["Look at the picture: ", A, " well?"]
+    fresh, whole = bench.ask(prompt, scope="s")
+    bench.ask(["other"], scope="t")
+    assert bench.worker._sight is not None
+    bench.worker._sight.batch = 5
+    number = bench.submit(prompt, scope="s")
+    running = bench.worker._scheduler.running
+    while not running or running[0].past <= running[0].edge:
+        bench.worker.turn()
+    bench.worker.put(Cancel(number))
+    bench.worker._take_in()
+    [slot] = bench.worker._scheduler.slots
+    assert not running and min(slot.tokens) >= 0
+    held = len(slot.tokens)
+    assert bench.worker._context.last_position(0) + 1 == held < whole.prompt_tokens - 12
+    again, end = bench.ask(prompt, scope="s")
+    assert again == fresh and end.cache_read_tokens == held
+    bench.close()
+
+
+def test_a_full_cache_lets_an_image_step_aside_and_come_back(seer: Seer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "context_size", lambda spec, model: (200, 256))
+    bench = Bench(seer, slots=3)
+    prompts: list[Prompt] = [["a", A, B, "1"], ["b", B, A, "2"], ["c", picture(3), "3"]]
+    alone = [bench.ask(prompt, max_tokens=80)[0] for prompt in prompts]
+    parked = []
+    park = bench.worker._scheduler.park
+    bench.worker._scheduler.park = lambda: parked.append(park()) or parked[-1]  # type: ignore[method-assign]
+    numbers = [bench.submit(prompt, max_tokens=80) for prompt in prompts]
+    bench.run()
+    assert [bench.answer(number)[0] for number in numbers] == alone
+    assert parked
+    bench.close()
+
+
+def test_too_long_with_its_images_is_refused_as_text_is(bench: Bench) -> None:
+    number = bench.submit([*[picture(each) for each in range(60)], "x"])
+    bench.run()
+    while number not in bench.ends:
+        bench._reader.join(0.001)
+    end = bench.ends[number]
+    assert isinstance(end, Failed) and end.code == "quota-exceeded" and end.extra == {"reason": "context"}
+    assert not bench.encoded
+
+
+def test_an_image_that_cannot_be_encoded_fails_those_that_wait_for_it_alone(bench: Bench) -> None:
+    encode = bench.encoder._projector.encode
+
+    def failing(picture: Picture) -> Any:
+        if picture.digest == B.digest:
+            raise ProjectorError("no")
+        return encode(picture)
+
+    bench.encoder._projector.encode = failing  # type: ignore[method-assign]
+    good, bad, text = bench.submit([A, "?"]), bench.submit(["look ", B, "?"]), bench.submit(["Once"])
+    bench.run()
+    assert bench.answer(good)[1].output_tokens == bench.answer(text)[1].output_tokens == 12
+    failed = bench.ends[bad]
+    assert isinstance(failed, Failed) and failed.code == "provider-error"

@@ -1,0 +1,108 @@
+"""Projectors at load, in a worker process: those that see, those that hear, and those that are broken."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from server.engine import Engine, EngineError, Job, ModelSpec, Picture, Sampling, Segment, Vocab
+from tests.engine.conftest import collect
+from tests.fixtures.projectors import Seer, picture, write_listener, write_projector
+
+
+def spec(seer: Seer, projector: Path | None = None) -> ModelSpec:
+    return ModelSpec(str(seer.model), context_length=512, slots=2, projector=str(projector or seer.projector))
+
+
+def job(seer: Seer, number: int, *pictures: tuple[int, Picture], text: str = "look: well?") -> Job:
+    tokens = Vocab.load(str(seer.model)).tokenize([Segment(text, control=True)])
+    deadline = time.monotonic() + 60
+    return Job(number, tokens, Sampling(temperature=0), "s", deadline, max_tokens=4, pictures=pictures)
+
+
+async def test_a_model_with_a_projector_sees(seers: dict[str, Seer]) -> None:
+    seer = seers["qwen2vl"]
+    engine = await Engine.start(spec(seer))
+    try:
+        assert engine.info.vision
+        outcome = await collect(engine.generate(job(seer, 1, (2, picture(1)))))
+        assert outcome.done.output_tokens == 4
+        assert outcome.done.prompt_tokens == len(job(seer, 1).tokens) + 14
+        for misplaced in ((99, picture(1)),), ((-1, picture(1)),), ((3, picture(1)), (1, picture(2))):
+            assert (await collect(engine.generate(job(seer, 2, *misplaced)))).failed.code == "provider-error"
+    finally:
+        await engine.close()
+
+
+async def test_a_worker_that_dies_of_an_image_costs_its_generations_alone(seers: dict[str, Seer]) -> None:
+    """As llama.cpp would end it on a failed assertion."""
+    seer = seers["mlp"]
+    engine = await Engine.start(spec(seer))
+    try:
+        generation = engine.generate(job(seer, 1, (0, picture(1))))
+        os.kill(engine.pid, signal.SIGABRT)
+        assert (await collect(generation)).failed.code == "provider-error"
+        assert (await collect(engine.generate(job(seer, 2, (0, picture(1)))))).done.output_tokens == 4
+        assert engine.info.vision
+    finally:
+        await engine.close()
+
+
+async def test_a_cancel_while_an_image_is_encoded_settles_at_once(seers: dict[str, Seer], tmp_path: Path) -> None:
+    """The worker is stopped meanwhile: nothing on the wire waits for it."""
+    seer = seers["mlp"]
+    engine = await Engine.start(spec(seer))
+    try:
+        generation = engine.generate(job(seer, 1, (0, picture(1))))
+        os.kill(engine.pid, signal.SIGSTOP)
+        engine.cancel(1)
+        outcome = await asyncio.wait_for(collect(generation), 5)
+        assert outcome.failed.code == "cancelled"
+        os.kill(engine.pid, signal.SIGCONT)
+        assert (await collect(engine.generate(job(seer, 2, (0, picture(2)))))).done.output_tokens == 4
+    finally:
+        await engine.close()
+
+
+async def test_a_projector_for_sound_alone_does_not_see(seers: dict[str, Seer], tmp_path: Path) -> None:
+    seer = seers["mlp"]
+    write_listener(tmp_path / "ears.gguf", 64)
+    engine = await Engine.start(spec(seer, tmp_path / "ears.gguf"))
+    try:
+        assert not engine.info.vision
+        assert (await collect(engine.generate(job(seer, 1, (0, picture(1)))))).failed.code == "provider-error"
+        assert (await collect(engine.generate(job(seer, 2)))).done.output_tokens == 4
+    finally:
+        await engine.close()
+
+
+async def test_a_projector_that_cannot_be_used_is_an_engine_error(seers: dict[str, Seer], tmp_path: Path) -> None:
+    seer = seers["mlp"]
+    names = ["secret-missing", "secret-broken", "secret-cut", "secret-other", "secret-model"]
+    missing, broken, cut, other, model = (tmp_path / f"{name}.gguf" for name in names)
+    broken.write_bytes(b"GGUF" + bytes(100))
+    cut.write_bytes(seer.projector.read_bytes()[:100_000])
+    write_projector(other, "mlp", 128)
+    model.symlink_to(seer.model)
+    reasons = {}
+    for path in (missing, broken, cut, other, model):
+        with pytest.raises(EngineError) as caught:
+            await Engine.start(spec(seer, path))
+        reasons[path.stem] = caught.value.reason
+        assert "secret" not in caught.value.reason and str(tmp_path) not in caught.value.reason
+    assert "does not fit the model" in reasons["secret-other"]
+    assert "projector" in reasons["secret-missing"] and "projector" in reasons["secret-broken"]
+
+
+def test_a_picture_and_its_digest() -> None:
+    one = Picture.of(2, 1, b"abcdef")
+    assert one == Picture.of(2, 1, b"abcdef") and one.digest != Picture.of(1, 2, b"abcdef").digest
+    assert "abcdef" not in repr(one)
+    for size in ((2, 2), (0, 2), (-2, -1)):
+        with pytest.raises(ValueError):
+            Picture.of(*size, b"abcdef")
