@@ -26,10 +26,16 @@ Prompt = list[str | Picture]
 class Bench:
     """A worker without its process: jobs in, outputs out, and encoding held back on demand."""
 
-    def __init__(self, seer: Seer, *, length: int = 512, slots: int = 6) -> None:
+    def __init__(self, seer: Seer, *, length: int = 512, slots: int = 6, **more: Any) -> None:
         self._ours, theirs = socket.socketpair()
         spec = ModelSpec(
-            str(seer.model), context_length=length, slots=slots, threads=1, projector=str(seer.projector), gpu_layers=0
+            str(seer.model),
+            context_length=length,
+            slots=slots,
+            threads=1,
+            gpu_layers=0,
+            projector=str(seer.projector),
+            **more,
         )
         self.worker = Worker(theirs, spec, repack=False)
         assert self.worker._sight is not None
@@ -340,7 +346,7 @@ def test_a_cancel_within_an_image_takes_it_out_of_the_cache(seers: dict[str, See
 
 def test_a_full_cache_lets_an_image_step_aside_and_come_back(seer: Seer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "context_size", lambda spec, model: (200, 256))
-    bench = Bench(seer, slots=3)
+    bench = Bench(seer, slots=3, speculation=False)
     prompts: list[Prompt] = [["a", A, B, "1"], ["b", B, A, "2"], ["c", picture(3), "3"]]
     alone = [bench.ask(prompt, max_tokens=80)[0] for prompt in prompts]
     parked = []
