@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import errno
-import logging
 import os
-import signal
 import socket
 import sys
 import time
@@ -19,13 +16,12 @@ from rich.console import Console
 
 from server import library
 from server.config import Config, ConfigError, load_config
+from server.logs import LogFormat
 from server.models import ModelError, cached, label
 from server.state import Consent, Select, StateError, TokenStore, default_state_dir, owner_token
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8033
-SHUTDOWN_SECONDS = 1
-"""How long clients get at shutdown to read what is left for them, all generations settled, before they are cut off."""
 
 
 class CommandError(Exception):
@@ -58,6 +54,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_state(serving)
     serving.add_argument("--host", default=DEFAULT_HOST, help="address to listen on (default: %(default)s)")
     serving.add_argument("--port", type=_port, default=DEFAULT_PORT, help="0: any free one (default: %(default)s)")
+    serving.add_argument(
+        "--log-format", choices=get_args(LogFormat), help="how the log is written (default: the configuration's)"
+    )
 
     chatting = command("chat", _chat, "talk to a running server")
     chatting.add_argument("prompt", nargs="?", help="one question; without it a conversation, or what stdin holds")
@@ -144,48 +143,17 @@ def _serve(options: argparse.Namespace) -> int:
         library.fetch_shown(connection.source)
 
     # What the other commands do not need is imported here: they answer at once.
-    import uvicorn
+    from server.serving import serve
 
-    from server.app import create_app
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            if self.started:
-                _announce(config, host, port, owner_token(options.state))
-
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            # Streams end with their terminal result; uvicorn alone would wait for them, then cut them.
-            await app.state.runtime.close()
-            cutting = asyncio.get_running_loop().call_later(SHUTDOWN_SECONDS, self.cut_off)
-            await super().shutdown(sockets)
-            cutting.cancel()
-
-        def cut_off(self) -> None:
-            """Ends the connections of clients that have stopped reading."""
-            for each in [*self.server_state.connections]:
-                each.transport.abort()
-
-    app = create_app(config, state=options.state, host=options.host)
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    server = Server(
-        uvicorn.Config(
-            app,
-            loop="uvloop",
-            http="httptools",
-            ws="none",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=SHUTDOWN_SECONDS + 5,
-        )
+    served = serve(
+        config,
+        listener,
+        host=options.host,
+        state=options.state,
+        log_format=options.log_format or config.server.log_format,
+        announce=lambda: _announce(config, host, port, owner_token(options.state)),
     )
-    # uvicorn raises the signal that ended it again, for whoever started it; the end asked for is no failure.
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, lambda *_: None)
-    server.run(sockets=[listener])
-    return 0 if server.started else 1
+    return 0 if served else 1
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, cast, get_args, overload
 from urllib.parse import urlsplit
 
 from server.engine.messages import ModelSpec, Sampling
+from server.logs import LogFormat
 from server.wire.records import ReasoningEffort, ToolChoiceMode
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -202,7 +203,7 @@ class ServerConfig:
     watchdog: float = 60.0
     """Seconds without progress after which a model's worker counts as hung and is started anew; 0: never. As long as
     it computes, a single step may take ten times that."""
-    log_format: str = "console"
+    log_format: LogFormat = "console"
     """How the log is written: lines to read ("console"), or a JSON object a line ("json")."""
     allowed_hosts: tuple[str, ...] = LOOPBACK_HOSTS
     """Names and addresses accepted in `Host`, without port."""
@@ -279,7 +280,7 @@ def _server(table: _Table) -> ServerConfig:
         deadline=table.number("deadline", default.deadline, minimum=0.001, maximum=86_400),
         drain=table.number("drain", default.drain, 0, 86_400),
         watchdog=table.number("watchdog", default.watchdog, 0, 86_400),
-        log_format=table.text("log_format", default.log_format, pattern="console|json"),
+        log_format=cast(LogFormat, table.text("log_format", default.log_format, pattern="console|json")),
         allowed_hosts=table.texts("allowed_hosts", default.allowed_hosts, _host),
         allowed_origins=table.texts("allowed_origins", default.allowed_origins, _origin),
         owner_from=tuple(ipaddress.ip_network(each) for each in table.texts("owner_from", (), _network)),

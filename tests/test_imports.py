@@ -15,27 +15,30 @@ ALLOWED = {
     "server.wire": set(),
     "server.engine": {"server.wire", "grammars"},
     "server.chat": {"server.wire", "server.engine", "grammars"},
-    "server.runtime": {"server.wire", "server.engine", "server.chat", "server.config"},
+    "server.runtime": {"server.wire", "server.engine", "server.chat", "server.config", "server.logs"},
     "server.http": {
         "server.wire",
         "server.engine",
         "server.chat",
         "server.runtime",
         "server.config",
+        "server.logs",
         "server.state",
     },
     "server.client": {"server.wire"},
-    "server.config": {"server.wire", "server.engine"},
+    "server.config": {"server.wire", "server.engine", "server.logs"},
     "server.hub": {"server.config"},
     "server.library": {"server.config", "server.models"},
     "server.models": {"server.config", "server.hub"},
+    "server.logs": set(),
+    "server.notify": set(),
     "server.state": set(),
     "server.talk": {"server.client", "server.wire"},
 }
-"""Room or module → what it may import of this project beside itself. `server.app` and `server.cli` put the house
-together and stand above everything."""
+"""Room or module → what it may import of this project beside itself. `server.app`, `server.serving` and `server.cli`
+put the house together and stand above everything."""
 
-ABOVE = {"server.app", "server.cli", "server"}
+ABOVE = {"server.app", "server.serving", "server.cli", "server"}
 
 
 def module(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""What every request passes first: Host and Origin checks, CORS, header limits, and the access log around it.
+"""What every request passes first: its id, Host and Origin checks, CORS, header limits, and the access log around it.
 
 A page in the owner's browser must not reach this server by a name that resolves to loopback (DNS rebinding), nor by a
 cross-site request. CORS and the private-network preflight answer the configured origins alone.
@@ -7,12 +7,15 @@ cross-site request. CORS and the private-network preflight answer the configured
 from __future__ import annotations
 
 import logging
+import re
+import secrets
 import time
 from collections.abc import Iterable
 from urllib.parse import quote
 
 from server.config import LOOPBACK_HOSTS
 from server.http.asgi import App, Message, Receive, Refused, Scope, Send, header, respond, respond_refused
+from server.logs import FIELDS, request_id
 from server.runtime.faults import log_fault
 from server.wire.records import WireError
 
@@ -25,10 +28,12 @@ _ALLOWED = (
     (b"access-control-allow-methods", b"GET, POST, DELETE"),
     (
         b"access-control-allow-headers",
-        b"Authorization, Content-Type, Napplet-Identity, Napplet-Endpoint, Napplet-Account, Napplet-Consent",
+        b"Authorization, Content-Type, Napplet-Identity, Napplet-Endpoint, Napplet-Account, Napplet-Consent, "
+        b"X-Request-Id",
     ),
     (b"access-control-max-age", b"600"),
 )
+_EXPOSED = (b"access-control-expose-headers", b"X-Request-Id, Retry-After, Server-Timing")
 
 
 class Guard:
@@ -46,7 +51,9 @@ class Guard:
             return
         began = time.monotonic()
         status = 0
-        extra: list[tuple[bytes, bytes]] = []
+        id = _request_id(scope)
+        request_id.set(id)
+        extra: list[tuple[bytes, bytes]] = [(b"x-request-id", id.encode())]
 
         async def sending(message: Message) -> None:
             nonlocal status
@@ -58,7 +65,7 @@ class Guard:
         try:
             origin = self._check(scope)
             if origin is not None:
-                extra += [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
+                extra += [(b"access-control-allow-origin", origin), (b"vary", b"Origin"), _EXPOSED]
                 if scope["method"] == "OPTIONS" and header(scope, b"access-control-request-method") is not None:
                     await respond(sending, 204, headers=[*_ALLOWED, *_private_network(scope)])
                     return
@@ -73,8 +80,9 @@ class Guard:
         finally:
             # A path that no route knows may be anything, a misplaced secret included.
             path = quote(scope["path"]) if "endpoint" in scope else "-"
-            milliseconds = (time.monotonic() - began) * 1000
-            access.info("%s %s %d %.1f ms", scope["method"], path, status, milliseconds)
+            milliseconds = round((time.monotonic() - began) * 1000, 1)
+            fields = {"method": scope["method"], "path": path, "status": status, "milliseconds": milliseconds}
+            access.info("%s %s %d %.1f ms", *fields.values(), extra={FIELDS: fields})
 
     def _check(self, scope: Scope) -> bytes | None:
         """The origin to answer by CORS, if any. Raises Refused: 403 for a foreign Host or Origin, 431 for headers."""
@@ -90,6 +98,14 @@ class Guard:
         if origin.lower() not in self._origins or scope["path"].startswith("/owner"):
             raise Refused(403, WireError("invalid-request", "this origin is not allowed"))
         return origin
+
+
+def _request_id(scope: Scope) -> str:
+    """The caller's own id of this request, where it gives one that is fit for a log; else a new one."""
+    given = [value for key, value in scope["headers"] if key == b"x-request-id"]
+    if len(given) == 1 and re.fullmatch(rb"[A-Za-z0-9._-]{1,64}", given[0]):
+        return str(given[0], "ascii")
+    return secrets.token_hex(8)
 
 
 def _host_name(host: bytes) -> str:

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from contextvars import Context
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -201,7 +202,8 @@ class Connection:
         if self.loaded is not None:
             return self.loaded
         if self._loading is None:
-            self._loading = asyncio.create_task(self._load())
+            # The model outlives the request that needs it first: what its worker logs later is not that request's.
+            self._loading = asyncio.create_task(self._load(), context=Context())
             self._changed()
         loading = self._loading
         # A caller that gives up does not take the model from the others.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from contextvars import copy_context
 from typing import Literal
 
 from server.chat.events import BlockEvent
@@ -57,6 +58,8 @@ class LiveGeneration:
         """Of the tokens of the answer's text so far, where the options ask for them."""
         self.created = time.time()
         self.arrived = time.monotonic()
+        self.context = copy_context()
+        """Of the request that brought it: to this its own log lines belong, whoever ends it."""
         self.decided_in = 0.0
         """Seconds that the owner took to decide about it."""
         self.first_token: float | None = None

@@ -16,6 +16,7 @@ from server.chat import Capabilities, Conversation, ImageLimits, MalformedOutput
 from server.chat.events import BlockEnd, BlockStart
 from server.config import Config, Limits
 from server.engine.messages import Done, Failed, Job, Text
+from server.logs import FIELDS
 from server.runtime.changes import Changes
 from server.runtime.clock import Clock, LoopClock
 from server.runtime.connections import Connection, meets
@@ -346,6 +347,7 @@ class Runtime:
 
     def _unregister(self, live: LiveGeneration) -> None:
         self.metrics.ended(live)
+        live.context.run(_log_end, live)
         self.changes.notify()
         own = self._live[live.endpoint]
         del own[live.id]
@@ -533,6 +535,20 @@ class Runtime:
             raise WireError("provider-error", "the answer is not strict JSON")
         if checked:
             await self._chat.validate_answer(schema, answer.value)
+
+
+def _log_end(live: LiveGeneration) -> None:
+    outcome = live.outcome
+    assert outcome is not None
+    ending = outcome.finish if isinstance(outcome, Generation) else outcome.code
+    fields = {
+        "generation": live.number,
+        "connection": live.connection,
+        "ending": ending if live.cause is None else f"{ending} ({live.cause})",
+        "output_tokens": live.output_tokens,
+        "seconds": round(time.monotonic() - live.arrived, 3),
+    }
+    log.info("generation %d on %s: %s, %d tokens in %.3f s", *fields.values(), extra={FIELDS: fields})
 
 
 def _check_supported(request: GenerationRequest, options: Options, capabilities: Capabilities) -> None:
