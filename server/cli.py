@@ -1,14 +1,17 @@
-"""The command line: `nap-llm serve | chat | models | token`."""
+"""The command line: `nap-llm COMMAND`."""
 
 from __future__ import annotations
 
 import argparse
 import errno
 import os
+import shutil
 import socket
 import sys
+import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import get_args
 
@@ -17,7 +20,7 @@ from rich.console import Console
 from server import library
 from server.config import Config, ConfigError, load_config
 from server.logs import LogFormat
-from server.models import ModelError, cached, label
+from server.models import ModelError, cache_directory, cached, label
 from server.state import Consent, Select, StateError, TokenStore, default_state_dir, owner_token
 
 DEFAULT_HOST = "127.0.0.1"
@@ -40,44 +43,158 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(status)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="nap-llm", description="Local language models for shells (NAP-LLM).")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+class _Help(argparse.HelpFormatter):
+    """Paragraphs stay paragraphs, what is indented stays as it is, and no name is broken at its hyphens."""
 
-    def command(name: str, run: Callable[[argparse.Namespace], int], words: str) -> argparse.ArgumentParser:
-        made = commands.add_parser(name, help=words, description=words[0].upper() + words[1:] + ".")
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=26, width=min(100, shutil.get_terminal_size().columns))
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = text.strip("\n").split("\n\n")
+        return "\n\n".join(each if "\n  " in each else self._wrap(each, width) for each in paragraphs)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return self._wrap(text, width).splitlines()
+
+    def _wrap(self, text: str, width: int) -> str:
+        return textwrap.fill(" ".join(text.split()), width, break_on_hyphens=False, break_long_words=False)
+
+
+_ENDING = """\
+files:
+  models.toml
+      what is served; the one that comes with nap-llm shows every key
+  {state}
+      the shells' tokens (hashed) and the owner's token; see --state
+  {cache}
+      fetched models
+
+environment:
+  NAP_LLM_TOKEN
+      the token of `nap-llm chat`
+
+exit status:
+  0   success
+  1   it cannot be done; standard error says why
+  2   the command line is wrong
+  130 interrupted
+
+`nap-llm COMMAND --help` explains a command.
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="nap-llm",
+        formatter_class=_Help,
+        description="Local language models for shells (programs that host napplets), over the NAP-LLM wire.",
+        epilog=_ENDING.format(state=default_state_dir(), cache=cache_directory()),
+    )
+    parser.add_argument("--version", action="version", version=f"nap-llm {version('nap-llm')}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
+
+    def command(
+        name: str,
+        run: Callable[[argparse.Namespace], int],
+        words: str,
+        more: str = "",
+        *,
+        examples: str = "",
+        among: argparse._SubParsersAction[argparse.ArgumentParser] = commands,
+    ) -> argparse.ArgumentParser:
+        """A command: what it does in a line, then in paragraphs, then by example."""
+        made = among.add_parser(
+            name,
+            help=words,
+            formatter_class=_Help,
+            description=f"{words[0].upper()}{words[1:]}.\n\n{more}".rstrip(),
+            epilog=f"examples:\n{textwrap.indent(examples, '  ')}" if examples else None,
+        )
         made.set_defaults(run=run)
         return made
 
-    serving = command("serve", _serve, "serve the configured models")
+    serving = command(
+        "serve",
+        _serve,
+        "serve the configured models",
+        """\
+Fetches what is missing, then answers until SIGTERM or Ctrl-C, and prints the link of the owner's console. Whoever has
+that link is the owner. Models are loaded when they are first used.
+
+Told to end, it accepts nothing new, lets running generations finish for as long as `[server] drain` says, and settles
+the rest. Told again, it ends at once. /healthz and /readyz are for supervisors, /metrics for Prometheus (with the
+owner's token).""",
+        examples="""\
+nap-llm serve
+nap-llm serve --models ~/models.toml --port 0
+nap-llm serve --log-format json 2>> nap-llm.log
+""",
+    )
     _add_models(serving)
     _add_state(serving)
     serving.add_argument("--host", default=DEFAULT_HOST, help="address to listen on (default: %(default)s)")
-    serving.add_argument("--port", type=_port, default=DEFAULT_PORT, help="0: any free one (default: %(default)s)")
     serving.add_argument(
-        "--log-format", choices=get_args(LogFormat), help="how the log is written (default: the configuration's)"
+        "--port", type=_port, default=DEFAULT_PORT, help="port to listen on; 0: any free one (default: %(default)s)"
+    )
+    serving.add_argument(
+        "--log-format",
+        choices=get_args(LogFormat),
+        help="lines to read, or a JSON object a line, on standard error (default: `[server] log_format`, else console)",
     )
 
-    chatting = command("chat", _chat, "talk to a running server")
-    chatting.add_argument("prompt", nargs="?", help="one question; without it a conversation, or what stdin holds")
+    chatting = command(
+        "chat",
+        _chat,
+        "talk to a running server",
+        """\
+With a PROMPT, or with one on standard input, prints one answer; otherwise holds a conversation. Ctrl-C stops an answer.
+On a terminal thinking and calls are shown apart, and you are asked for the results of calls; piped, standard output
+holds text and calls alone, one JSON object a line.""",
+        examples="""\
+nap-llm chat
+nap-llm chat "Why is the sky blue?"
+git diff | nap-llm chat --system "Write a commit message."
+nap-llm chat "Weather in Paris?" --tools tools.json --tool-choice get_weather
+""",
+    )
     chatting.add_argument(
-        "--url", default=f"http://{DEFAULT_HOST}:{DEFAULT_PORT}", help="server (default: %(default)s)"
+        "prompt", nargs="?", metavar="PROMPT", help="one question; without it a conversation, or what stdin holds"
+    )
+    chatting.add_argument(
+        "--url", default=f"http://{DEFAULT_HOST}:{DEFAULT_PORT}", help="where it answers (default: %(default)s)"
     )
     chatting.add_argument(
         "--token",
         default=os.environ.get("NAP_LLM_TOKEN"),
-        help="a shell's token (default: $NAP_LLM_TOKEN, else one made in --state for as long as this runs)",
+        help="a shell's token, which other users may see here (default: $NAP_LLM_TOKEN, else one made in --state for as"
+        " long as this runs)",
     )
     _add_state(chatting)
     chatting.add_argument("--model", help="exact model identifier (default: the owner's choice)")
-    chatting.add_argument("--system", help="system message")
-    chatting.add_argument("--max-tokens", type=int, metavar="N", help="limit of each answer")
-    chatting.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
+    chatting.add_argument("--system", metavar="TEXT", help="system message")
+    chatting.add_argument("--max-tokens", type=int, metavar="N", help="tokens of each answer at most")
+    chatting.add_argument(
+        "--temperature", type=float, metavar="T", help="from 0, which is greedy, to 2 (default: the connection's)"
+    )
     chatting.add_argument("--json", action="store_true", help="answer with a JSON object")
-    chatting.add_argument("--tools", type=Path, metavar="FILE", help="JSON list of tools that the model may call")
-    chatting.add_argument("--tool-choice", metavar="CHOICE", help="auto, none, required, or the name of a tool")
+    chatting.add_argument(
+        "--tools",
+        type=Path,
+        metavar="FILE",
+        help="JSON list of tools that the model may call: name, description, parameters",
+    )
+    chatting.add_argument(
+        "--tool-choice", metavar="CHOICE", help="auto, none, required, or the name of a tool (default: auto)"
+    )
 
-    _add_models(command("models", _models, "list the configured connections and their files"))
+    _add_models(
+        command(
+            "models",
+            _models,
+            "list the configured connections and their files",
+            "Reads the headers of the files that are here: size, architecture, context, chat template.",
+        )
+    )
 
     pulling = command("pull", library.pull, "fetch models, or what is new of them, and print their paths")
     listing = command("list", library.listing, "list the model files on this machine, and those still to fetch")
@@ -88,10 +205,22 @@ def _parser() -> argparse.ArgumentParser:
     for each in (pulling, listing, removing):
         _add_models(each)
 
-    tokens = command("token", _token_list, "make, list and revoke the tokens of shells")
-    actions = tokens.add_subparsers(required=True, metavar="ACTION")
-    creating = actions.add_parser("create", help="make a token and print it; it is shown this once")
-    creating.add_argument("name")
+    tokens = command(
+        "token",
+        _token_list,
+        "make, list and revoke the tokens of shells",
+        """\
+Every shell has a token of its own. Its policy says who decides about a generation, and who chooses the model. A running
+server notices at once.""",
+        examples="""\
+nap-llm token create editor --consent shell
+nap-llm token create scripts --consent always
+nap-llm token revoke editor
+""",
+    )
+    actions = tokens.add_subparsers(required=True, metavar="ACTION", title="actions")
+    creating = command("create", _token_create, "make a token and print it; it is shown this once", among=actions)
+    creating.add_argument("name", metavar="NAME", help="1 to 64 of A-Z a-z 0-9 _ . -")
     creating.add_argument(
         "--consent",
         choices=get_args(Consent),
@@ -105,14 +234,23 @@ def _parser() -> argparse.ArgumentParser:
         default="default",
         help="default: the first connection that meets the requirements; ask: the owner chooses (default: %(default)s)",
     )
-    creating.set_defaults(run=_token_create)
-    revoking = actions.add_parser("revoke", help="revoke a token; what runs under it is cancelled")
-    revoking.add_argument("name")
-    revoking.set_defaults(run=_token_revoke)
-    listing = actions.add_parser("list", help="list the tokens' names and policies")
-    listing.set_defaults(run=_token_list)
-    for action in (creating, revoking, listing):
+    revoking = command("revoke", _token_revoke, "revoke a token; what runs under it is cancelled", among=actions)
+    revoking.add_argument("name", metavar="NAME", help="the name it was made under")
+    naming = command("list", _token_list, "list the tokens' names and policies", among=actions)
+    for action in (creating, revoking, naming):
         _add_state(action)
+
+    completing = command(
+        "completion",
+        _completion,
+        "print a script that completes these commands in a shell",
+        examples="""\
+nap-llm completion bash > ~/.local/share/bash-completion/completions/nap-llm
+nap-llm completion zsh > ~/.zfunc/_nap-llm        # a directory of $fpath
+nap-llm completion fish > ~/.config/fish/completions/nap-llm.fish
+""",
+    )
+    completing.add_argument("shell", choices=("bash", "zsh", "fish"), help="for which shell")
     return parser
 
 
@@ -212,6 +350,28 @@ def _models(options: argparse.Namespace) -> int:
         )
         console.print(f"  template  {f'{len(template)} characters{own}' if template else 'none'}")
     return 0
+
+
+def _completion(options: argparse.Namespace) -> int:
+    import shtab
+
+    parser = _parser()
+    for each in _every(parser):
+        for action in each._actions:
+            if action.type is Path:
+                # shtab reads what to complete from here.
+                action.complete = shtab.DIRECTORY if action.metavar == "DIR" else shtab.FILE  # type: ignore[attr-defined]
+    print(shtab.complete(parser, shell=options.shell))
+    return 0
+
+
+def _every(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """A parser and those of all its commands."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                yield from _every(each)
 
 
 def _token_create(options: argparse.Namespace) -> int:
