@@ -589,8 +589,9 @@ def _check_images(request: GenerationRequest, limits: Limits) -> None:
 
 
 def _check_fits(prepared: Prepared, context_length: int) -> None:
-    # One place must be left for the first token of the answer. Before the model is loaded, nobody may know.
-    if 0 < context_length <= len(prepared.tokens):
+    # One place must be left for the first token of the answer. Before the model is loaded, nobody may know. How many
+    # tokens an image takes the engine alone knows; it takes one at least.
+    if 0 < context_length <= len(prepared.tokens) + len(prepared.pictures):
         raise _too_long()
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from server.chat import Capabilities, Conversation, Prepared
+from server.chat import Capabilities, ChatSettings, Conversation, Prepared
 from server.chat.events import BlockDelta, BlockEnd, BlockEvent, BlockStart
 from server.config import Config, ConnectionConfig, Limits, ServerConfig, Source
 from server.engine.counts import Counts
-from server.engine.messages import Done, EngineStats, Event, Failed, Job, ModelInfo, ModelSpec, Stop, Text
+from server.engine.messages import Done, EngineStats, Event, Failed, Job, ModelInfo, ModelSpec, Picture, Stop, Text
 from server.runtime import Caller, Endpoint, Runtime
 from server.runtime.ports import ChatService, MakeParser
 from server.wire.records import GenerationRequest, Message, TextPart, Tool, WireError
@@ -55,16 +55,20 @@ class ChatDouble:
         self.preparing = asyncio.Event()
         self.validating = asyncio.Event()
         self.conversations: list[Conversation] = []
+        self.settings: list[ChatSettings] = []
+        self.pictures: tuple[tuple[int, Picture], ...] = ()
         self.answers: list[Any] = []
         self.checked_answer = False
         self.inspected = 0
 
-    async def inspect(self, model_path: str, template: str | None) -> Capabilities:
+    async def inspect(self, model_path: str, settings: ChatSettings) -> Capabilities:
         self.inspected += 1
+        self.settings.append(settings)
         return self.capabilities
 
-    async def prepare(self, model_path: str, template: str | None, conversation: Conversation) -> Prepared:
+    async def prepare(self, model_path: str, settings: ChatSettings, conversation: Conversation) -> Prepared:
         self.conversations.append(conversation)
+        self.settings.append(settings)
         self.preparing.set()
         await self.gate.wait()
         if self.refusal is not None:
@@ -76,6 +80,7 @@ class ChatDouble:
             banned=(),
             parser=PlainParser(self.script),  # type: ignore[arg-type]
             checked_tools=self.checked,
+            pictures=self.pictures,
             checked_answer=self.checked_answer,
             stop=Stop(conversation.stop) if conversation.stop else None,
         )

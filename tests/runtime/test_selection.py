@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ import pytest
 
 from server.config import ConnectionConfig, Limits, Restrictions, Source
 from server.engine import EngineError
-from server.runtime import LiveGeneration
-from server.wire.records import ImagePart, Message, Requirements, TextPart, ToolCallPart, WireError
+from server.wire.records import Message, Requirements, TextPart, ToolCallPart, WireError
 from tests.runtime.doubles import World, caller, request, tool
 from tests.runtime.test_generation import begin, error, outcome
 
@@ -198,35 +196,6 @@ async def test_a_change_that_is_noticed_during_consent_withdraws_the_question(wo
     assert (await error(live)).code == "selection-expired"
     await asyncio.wait({live.task})  # type: ignore[arg-type]
     assert world.runtime.decisions.waiting() == () and world.engine.runs == []
-
-
-async def test_images_are_bounded_before_anything_looks_at_them(tmp_path: Path) -> None:
-    world = World(tmp_path / "m", limits=Limits(images=2, image_bytes=4))
-    handle = (await world.runtime.select(caller(), Requirements())).handle
-
-    def begun(*images: str) -> LiveGeneration:
-        parts = tuple(ImagePart("image/png", each) for each in images)
-        return world.runtime.generate(caller(), "g", request(handle, messages=(Message("user", parts),)))
-
-    for images in (["AAAA"] * 3, ["AAAAAAA="]):
-        with pytest.raises(WireError) as refused:
-            begun(*images)
-        assert (refused.value.code, refused.value.extra) == ("quota-exceeded", {"reason": "images"})
-    # Four bytes are allowed; that this model cannot see is another matter.
-    assert (await error(begun("AAAAAA==", "AAAA"))).code == "unsupported"
-    assert world.chat.conversations == []
-    await world.runtime.close()
-
-
-async def test_images_are_counted(world: World) -> None:
-    world.chat.capabilities = replace(world.chat.capabilities, images=True)
-    message = Message("user", (TextPart("see"), ImagePart("image/png", "AAAA"), ImagePart("image/png", "AA==")))
-    live = await begin(world, who=caller("ask"), messages=(message,))
-    while not world.runtime.decisions.waiting():
-        await asyncio.sleep(0)
-    disclosed = world.runtime.decisions.waiting()[0].disclosure  # type: ignore[union-attr]
-    assert (disclosed.images.count, disclosed.images.bytes) == (2, 4)
-    live.abandon()
 
 
 async def pending_selection(world: World) -> tuple[asyncio.Task[Any], Any]:
