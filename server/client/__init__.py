@@ -3,6 +3,7 @@
 from server.client.answers import TransportError
 from server.client.blocks import PartialCall
 from server.client.conversation import Conversation
+from server.client.images import image
 from server.client.nap import Client
 from server.client.stream import Stream
 from server.client.sync import SyncClient, SyncConversation, SyncStream
@@ -22,4 +23,5 @@ __all__ = [
     "TransportError",
     "TurnOptions",
     "TurnResult",
+    "image",
 ]

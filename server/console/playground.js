@@ -3,6 +3,7 @@
 import { call } from "./api.js";
 import { byId, el, setText } from "./dom.js";
 import { counted, rate } from "./format.js";
+import { giveBack, picture, startImages, takeImages } from "./images.js";
 import { newId, Shell, WireError } from "./nap.js";
 import { startTools, toolChoice, tools } from "./tools.js";
 import { announce } from "./ui.js";
@@ -26,6 +27,7 @@ export function ownToken() {
 
 export function startPlayground() {
   startTools();
+  startImages();
   const text = byId("chat-text");
   text.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -140,12 +142,18 @@ async function send() {
     calls[0].field.focus();
     return;
   }
-  if (!text) return;
-  const said = { role: "user", content: [{ type: "text", text }] };
-  entry("You", el("p", { class: "text" }, text));
-  if (await turn([said])) return;
+  const images = takeImages();
+  if (!text && !images.length) return;
+  const content = images.map(({ part }) => part);
+  if (text) content.push({ type: "text", text });
+  entry("You",
+    images.length ? el("div", { class: "shown" }, ...images.map(picture)) : null,
+    text ? el("p", { class: "text" }, text) : null,
+  );
+  if (await turn([{ role: "user", content }])) return;
   // What was not answered is offered to be sent again.
   if (!byId("chat-text").value) byId("chat-text").value = text;
+  giveBack(images);
 }
 
 async function sendResults(event) {

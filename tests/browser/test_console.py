@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from server.chat.events import BlockDelta, BlockEnd, BlockStart
 from server.engine import DeviceReport, EngineError, Gpu
 from server.http import console
-from server.wire.records import NamedTool
+from server.wire.records import Message, NamedTool, TextPart, WireError
 from tests.browser.conftest import RealSite, Served, Site, Wire, said
 from tests.browser.page import SECONDS, Page
+from tests.pictures import PNG, image
 
 WIDTHS = (1280, 360)
 SCHEMES = ("light", "dark")
@@ -385,6 +390,72 @@ def test_the_playground_tells_connections_apart_that_have_one_model(twin_site: S
     twin_site.shell("phone").generate()
     page.named("li.decision", "notes asks for an answer from Qwen3 4B (careful)")
     page.press("Deny")
+
+
+_GIVE = """
+const [kind, css, name, type, text] = arguments;
+const data = new DataTransfer();
+data.items.add(new File([Uint8Array.from(atob(text), (each) => each.charCodeAt(0))], name, { type }));
+const given = { bubbles: true, cancelable: true, clipboardData: data, dataTransfer: data };
+const event = kind === "paste" ? new ClipboardEvent(kind, given) : new DragEvent(kind, given);
+return document.querySelector(css).dispatchEvent(event);
+"""
+
+
+def test_the_playground_sends_images_chosen_pasted_and_dropped(site: Site, page: Page, tmp_path: Path) -> None:
+    site.world.chat.capabilities = replace(site.world.chat.capabilities, images=True)
+    opened(site, page, "Playground")
+    sent = [image(seed, width=64, height=48) for seed in (0, 40, 80)]
+    chosen = tmp_path / "hall.png"
+    chosen.write_bytes(base64.b64decode(sent[0].data))
+    page.button("Add image")
+    page.driver.find_element(By.ID, "chat-file").send_keys(str(chosen))
+    page.shows("hall.png, ", "#chat-images")
+    page.until(lambda: page.focused() == page.field("Message"))
+
+    def give(kind: str, css: str, name: str, type: str, data: str) -> bool:
+        """Whether the browser would go on to do what it does by itself."""
+        return bool(page.driver.execute_script(_GIVE, kind, css, name, type, data))
+
+    assert not give("paste", "#chat-text", "pasted.png", PNG, sent[1].data)
+    page.shows("pasted.png", "#chat-images")
+    assert not give("dragover", "#chat-log", "dropped.png", PNG, sent[2].data)
+    page.find(".dropping")
+    assert not give("drop", "#chat-log", "dropped.png", PNG, sent[2].data)
+    page.shows("dropped.png", "#chat-images")
+    page.announced("dropped.png will be sent.")
+    _pictures(page, "images")
+    page.press("Remove pasted.png")
+    page.lacks("pasted.png", "#chat-images")
+    assert not give("drop", "#chat-log", "page.svg", "image/svg+xml", "PHN2Zy8+")
+    page.shows("Only PNG, JPEG and WebP images can be sent.", "#problem")
+    site.world.chat.refusal = WireError("quota-exceeded", "the images have more than 99 pixels")
+    page.field("Message").send_keys("What changed?", Keys.ENTER)
+    page.shows("quota-exceeded: the images have more than 99 pixels", "#chat-log")
+    # What was refused is offered to be sent again.
+    page.shows("dropped.png", "#chat-images")
+    assert page.field("Message").get_attribute("value") == "What changed?"
+    site.world.chat.refusal = None
+    page.field("Message").send_keys(Keys.ENTER)
+    run = site.run()
+    assert site.world.chat.conversations[-1].messages == (
+        Message("user", (sent[0], sent[2], TextPart("What changed?"))),
+    )
+    site.soon(run.say, "The light.")
+    site.soon(run.done)
+    page.shows("The light.", "#chat-log")
+    shown = page.driver.find_elements(By.CSS_SELECTOR, "#chat-log .entry:nth-of-type(3) img")
+    assert [each.get_attribute("alt") for each in shown] == ["hall.png", "dropped.png"]
+    assert shown[0].get_attribute("src") == f"data:image/png;base64,{sent[0].data}"
+    assert all(page.driver.execute_script("return arguments[0].naturalWidth", each) == 64 for each in shown)
+    page.lacks("hall.png", "#chat-images")
+    page.check_access()
+    # The picture alone is a message too.
+    give("paste", "#chat-text", "again.png", PNG, sent[1].data)
+    page.shows("again.png", "#chat-images")
+    page.press("Send")
+    site.soon(site.run(1).done)
+    assert site.world.chat.conversations[-1].messages[-1] == Message("user", (sent[1],))
 
 
 def test_it_is_good_to_look_at_at_every_width_and_in_both_schemes(

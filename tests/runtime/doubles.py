@@ -121,7 +121,7 @@ class Run:
 
 class EngineDouble:
     def __init__(self, context_length: int = 1000) -> None:
-        self.info = ModelInfo(architecture="double", context_length=context_length, slots=8, vocabulary=10)
+        self.info = ModelInfo("double", context_length, slots=8, vocabulary=10, vision=True)
         self.runs: list[Run] = []
         self.closed = False
         self.alive = True

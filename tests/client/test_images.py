@@ -1,0 +1,97 @@
+"""Images through the client: as a user's message and as a tool's result."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import io
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from server.client import Conversation, image
+from server.config import Limits, load_config
+from server.wire.records import TextPart
+from tests.client.scripted import MODEL, Server, call, calls, says
+from tests.conftest import ROOT
+from tests.http.conftest import listening
+from tests.pictures import JPEG, PNG, WEBP, saved
+
+
+@pytest.mark.parametrize("mime_type", [PNG, JPEG, WEBP])
+def test_the_type_is_the_bytes_own(mime_type: str, tmp_path: Path) -> None:
+    data = saved(Image.new("RGB", (4, 4)), mime_type)
+    file = tmp_path / "whatever.bin"
+    file.write_bytes(data)
+    part = image(data)
+    assert part == image(file) == image(str(file))
+    assert (part.mime_type, base64.b64decode(part.data), part.size) == (mime_type, data, len(data))
+
+
+@pytest.mark.parametrize("data", [b"", b"GIF89a" + bytes(40), b"RIFF\0\0\0\0WAVE", b"\x89PN"])
+def test_other_bytes_are_no_image(data: bytes) -> None:
+    with pytest.raises(ValueError, match="no PNG, JPEG or WebP"):
+        image(data)
+
+
+async def test_a_tool_may_answer_with_an_image() -> None:
+    part = image(saved(Image.new("RGB", (4, 4)), PNG))
+
+    def camera() -> list[object]:
+        """Looks into the hall."""
+        return [TextPart("The hall:"), part]
+
+    server = Server(calls(call("camera")), says("Dark."))
+    result = await Conversation(server.client(), MODEL).send([TextPart("Compare with "), part], tools=[camera])
+    assert result.text == "Dark."
+    asked, told = server.requests
+    assert asked.messages[0].content == (TextPart("Compare with "), part)
+    assert told.messages[-1].content == (TextPart("The hall:"), part)
+
+
+# --- the README's section
+
+
+SECTION = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Images\n")[1].split("\n## ")[0]
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", SECTION, re.DOTALL | re.MULTILINE)
+
+
+def test_the_tables_of_the_readme_are_connections(tmp_path: Path) -> None:
+    (table,) = blocks("toml")
+    rows = re.findall(r"^\| [^|]+ \| `([^`]+\.gguf)` \| `([^`]+\.gguf)` \|$", SECTION, re.MULTILINE)
+    assert len(rows) == 3
+    for number, (source, mmproj) in enumerate(rows):
+        table += f'[models.m{number}]\nmodel = "m"\nsource.huggingface = "{source}"\nmmproj.huggingface = "{mmproj}"\n'
+    (tmp_path / "models.toml").write_text(table)
+    first, again, *_ = load_config(tmp_path / "models.toml").connections
+    assert first.mmproj == again.mmproj is not None and first.source == again.source
+    limits = re.search(r"\(`\[server.limits\]`: ([^)]+)\)", SECTION)
+    assert limits is not None
+    assert set(re.findall(r"`(\w+)`", limits[1])) == {each.name for each in fields(Limits) if "image" in each.name}
+
+
+async def test_the_example_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "secret")
+    monkeypatch.chdir(tmp_path)
+    data = saved(Image.new("RGB", (4, 4)), JPEG)
+    Path("hall.jpg").write_bytes(data)
+    (example,) = blocks("python")
+    server = Server(says("No."))
+
+    def run(port: int) -> str:
+        code = compile(example.replace(":8033", f":{port}"), "README.md", "exec", dont_inherit=True)
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(code, {"__name__": "example"})
+        return out.getvalue()
+
+    async with listening(server.application()) as port:
+        assert await asyncio.to_thread(run, port) == "No.\n"
+    (asked,) = server.requests
+    assert asked.messages[0].content == (image(data), TextPart("Is there light in this hall?"))
