@@ -60,7 +60,7 @@ class Layouts:
             tokens += job.tokens[done:offset]
             done = offset
             parts = self._projector.layout(picture.width, picture.height)
-            number = self._number(picture.digest, len(parts))
+            number = self._number(picture.digest, sum(isinstance(part, Patch) for part in parts))
             index = 0
             for part in parts:
                 if isinstance(part, Patch):

@@ -8,6 +8,7 @@ import socket
 import threading
 from array import array
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from server.engine import Done, Failed, Job, ModelSpec, Picture, Sampling, Segme
 from server.engine.projector import Projector, ProjectorError
 from server.engine.protocol import Cancel, Decoder, Step, Submit
 from server.engine.worker import Worker
-from tests.fixtures.projectors import CONTROLS, KINDS, Seer, picture
+from tests.fixtures.projectors import CONTROLS, KINDS, Seer, picture, write_seer
 
 GREEDY = Sampling(temperature=0)
 A, B = picture(1), picture(2)
@@ -27,6 +28,7 @@ class Bench:
     """A worker without its process: jobs in, outputs out, and encoding held back on demand."""
 
     def __init__(self, seer: Seer, *, length: int = 512, slots: int = 6, **more: Any) -> None:
+        self.seer = seer
         self._ours, theirs = socket.socketpair()
         spec = ModelSpec(
             str(seer.model),
@@ -132,7 +134,7 @@ def bench(seer: Seer) -> Iterator[Bench]:
 def reference(seer: Seer, prompt: Prompt, count: int) -> list[int]:
     """The greedy continuation as mtmd's own helper computes it, from text with markers."""
     model = llama.Model(str(seer.model), repack=False, gpu_layers=0)
-    context = llama.Context(model, cells=512, sequences=1, batch=128, threads=1, flash=False)
+    context = llama.Context(model, cells=512, sequences=1, batch=256, threads=1, flash=False)
     projector = Projector.load(str(seer.projector), model, threads=1, gpu=False)
     assert projector is not None
     m, marker = projector._m, projector._m.mtmd_default_marker()
@@ -143,7 +145,7 @@ def reference(seer: Seer, prompt: Prompt, count: int) -> list[int]:
     found = (ctypes.c_void_p * len(bitmaps))(*bitmaps)
     assert m.mtmd_tokenize(projector._p, chunks, ctypes.byref(given), found, len(bitmaps)) == 0
     past = llama.C.llama_pos()
-    assert m.mtmd_helper_eval_chunks(projector._p, context._p, chunks, 0, 0, 128, True, ctypes.byref(past)) == 0
+    assert m.mtmd_helper_eval_chunks(projector._p, context._p, chunks, 0, 0, 256, True, ctypes.byref(past)) == 0
     tokens: list[int] = []
     batch = llama.Batch(1)
     batch.output[0] = 1
@@ -170,6 +172,52 @@ def test_what_follows_images_is_what_llama_cpp_says(bench: Bench, seer: Seer, pr
     bench.run()
     _, end = bench.answer(number)
     assert list(end.tokens) == reference(seer, prompt, 10)
+
+
+def test_an_image_larger_than_a_step_is_decoded_whole_or_cut(sdist: Path, tmp_path: Path, seer: Seer) -> None:
+    """144 tokens, where steps take 70. Images under M-RoPE are as large as they come."""
+    large = write_seer(tmp_path, sdist, seer.kind, side=12)
+    bench = Bench(large)
+    prompt: Prompt = ["see: ", picture(1, 400, 300), " what"]
+    sizes = []
+    decode = bench.worker._context.decode_embeddings
+
+    def noted(embeddings: Any, positions: Any, sequence: int, *, causal: bool) -> int:
+        sizes.append(len(embeddings))
+        return decode(embeddings, positions, sequence, causal=causal)
+
+    bench.worker._context.decode_embeddings = noted  # type: ignore[method-assign]
+    _, end = bench.ask(prompt, max_tokens=10)
+    assert list(end.tokens) == reference(large, prompt, 10)
+    assert sizes == {"mlp": [64, 64, 16], "gemma3": [144], "qwen2vl": [64, 64, 26]}[seer.kind]
+    bench.close()
+
+
+@pytest.mark.parametrize("kind", ["mlp", "qwen2vl"])
+def test_how_an_image_is_cut_changes_nothing(seers: dict[str, Seer], kind: str) -> None:
+    bench = Bench(seers[kind])
+    prompt: Prompt = ["see: ", A, B, " what"]
+    whole, _ = bench.ask(prompt)
+    assert bench.worker._sight is not None
+    bench.worker._sight.batch = 5
+    assert bench.ask(prompt)[0] == whole
+    bench.close()
+
+
+def test_no_image_is_drafted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an answer goes on as the text did before an image, the draft ends there."""
+    prompt: Prompt = ["x = y: ", A, " and x = y: "]
+    plain, _ = bench.ask(prompt, max_tokens=30)
+    if (speculation := bench.worker._speculation) is None:
+        assert bench.worker._model.window
+        return
+    monkeypatch.setattr(speculation, "most", lambda decoding: 8)
+    monkeypatch.setattr(worker, "lookup", lambda tokens, most: array("i", [tokens[0], -1, -1][:most]))
+    drafted = []
+    verify = bench.worker._verify
+    monkeypatch.setattr(bench.worker, "_verify", lambda *given: drafted.append(list(given[1])) or verify(*given))
+    assert bench.ask(prompt, max_tokens=30)[0] == plain
+    assert drafted and {len(draft) for draft in drafted} == {1}
 
 
 def test_answers_depend_on_the_image_and_on_nothing_else(bench: Bench) -> None:
@@ -319,6 +367,27 @@ def test_what_is_cancelled_while_it_is_encoded_leaves_nothing(seers: dict[str, S
         assert bench.worker._context.last_position(slot.id) + 1 == len(slot.tokens) - slot.lag < 40
     assert bench.ask(["look: ", A, " well?"])[1].output_tokens == 12
     bench.close()
+
+
+def test_a_cancel_in_an_image_step_aborts_it(bench: Bench) -> None:
+    prompt: Prompt = ["Look at the picture: ", picture(1, 120, 120), " well?"]
+    fresh, _ = bench.ask(prompt)
+    results = []
+    decode = bench.worker._context.decode_embeddings
+
+    def cancelled_meanwhile(*arguments: Any, **options: Any) -> int:
+        if not results:
+            bench.worker.put(Cancel(number))
+        results.append(decode(*arguments, **options))
+        return results[-1]
+
+    bench.worker._context.decode_embeddings = cancelled_meanwhile  # type: ignore[method-assign]
+    number = bench.submit(prompt, scope="s")
+    bench.run()
+    assert results == [llama.ABORTED] and number not in bench.ends
+    assert bench.ask(prompt, scope="s")[0] == fresh
+    for slot in bench.worker._scheduler.slots:
+        assert bench.worker._context.last_position(slot.id) + 1 == len(slot.tokens) - slot.lag
 
 
 @pytest.mark.parametrize("kind", ["mlp", "qwen2vl"])

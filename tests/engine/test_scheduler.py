@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from array import array
 
+import numpy as np
+
 from server.engine import Job, Sampling
 from server.engine.pace import Pace
+from server.engine.projector import Patch
+from server.engine.prompt import Image
 from server.engine.scheduler import Prefix, Scheduler, Sequence, blocks, common_prefix, share
+from tests.fixtures.projectors import picture
 
 
 def job(number: int, tokens: list[int], scope: str = "s") -> Job:
@@ -263,3 +268,29 @@ def test_the_chunk_follows_what_running_answers_can_bear() -> None:
     assert pace.chunk == 64
     pace.note(0, 64, 5.0)
     assert pace.chunk == 64, "nobody was kept waiting"
+
+
+def test_images_get_steps_of_their_own_first_come_first_served() -> None:
+    scheduler = Scheduler(slots=3, chunk=24)
+    for number in range(3):
+        scheduler.submit(job(number, [number] * 4 + [-1] * 30 + [7]))
+    sequences = [sequence for sequence, _ in admitted(scheduler)]
+    for sequence in sequences:
+        patch = Patch(30, 30, np.zeros((1, 30), np.int32), np.ones((1, 30), np.int32))
+        sequence.images = (Image(4, 34, picture(1), 0, patch),)
+        sequence.seek(0)
+    assert sum(count for _, count in scheduler.plan()) == 12, "up to the images"
+    assert scheduler.view() is None
+    for sequence in sequences:
+        sequence.seek(4)
+    assert scheduler.plan() == [] and scheduler.view() is None, "they are not encoded"
+    for sequence in sequences[1:]:
+        sequence.images[0].embeddings = np.zeros((30, 8), np.float32)
+    assert scheduler.view() == (sequences[1], 24)
+    sequences[1].seek(28)
+    assert scheduler.view() == (sequences[1], 6)
+    sequences[1].seek(34)
+    scheduler.pace._chunk = 9.0
+    assert scheduler.plan() == [(sequences[1], 1)] and scheduler.view() == (sequences[2], 9)
+    sequences[2].leader = sequences[0]
+    assert scheduler.view() is None
