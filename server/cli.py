@@ -160,9 +160,7 @@ nap-llm chat "Weather in Paris?" --tools tools.json --tool-choice get_weather
     chatting.add_argument(
         "prompt", nargs="?", metavar="PROMPT", help="one question; without it a conversation, or what stdin holds"
     )
-    chatting.add_argument(
-        "--url", default=f"http://{DEFAULT_HOST}:{DEFAULT_PORT}", help="where it answers (default: %(default)s)"
-    )
+    _add_url(chatting)
     chatting.add_argument(
         "--token",
         default=os.environ.get("NAP_LLM_TOKEN"),
@@ -240,6 +238,16 @@ nap-llm token revoke editor
     for action in (creating, revoking, naming):
         _add_state(action)
 
+    linking = command(
+        "console",
+        _console,
+        "print the link of the owner's console",
+        "For servers that run where nobody reads what they print. Whoever has the link is the owner.",
+        examples="nap-llm console --url http://127.0.0.1:8033",
+    )
+    _add_url(linking)
+    _add_state(linking)
+
     completing = command(
         "completion",
         _completion,
@@ -264,6 +272,14 @@ def _port(text: str) -> int:
 def _add_models(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--models", type=Path, default=Path("models.toml"), metavar="FILE", help="configuration (default: %(default)s)"
+    )
+
+
+def _add_url(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--url",
+        default=f"http://{DEFAULT_HOST}:{DEFAULT_PORT}",
+        help="where the server answers (default: %(default)s)",
     )
 
 
@@ -349,6 +365,11 @@ def _models(options: argparse.Namespace) -> int:
             f"  context   {connection.context_length or trained} of {trained} tokens, {connection.slots} slots"
         )
         console.print(f"  template  {f'{len(template)} characters{own}' if template else 'none'}")
+    return 0
+
+
+def _console(options: argparse.Namespace) -> int:
+    print(f"{options.url.rstrip('/')}/#token={owner_token(options.state)}")
     return 0
 
 
