@@ -402,18 +402,22 @@ class Context:
         In a pool they share cells. Split, the cells go through a buffer: llama.cpp's own copy would move all that are
         set aside for a sequence, used or not.
         """
-        self.remove(target)
         if not self._split:
+            self.remove(target)
             C.llama_memory_seq_cp(self._memory, source, target, 0, count)
             return True
-        state = self._state_of(source)
+        return self.write(target, self.read(source), count)
+
+    def write(self, target: int, state: NDArray[np.uint8], count: int) -> bool:
+        """Give a sequence the first `count` positions of a state that was read, in place of all it held."""
+        self.remove(target)
         data = state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         if state.size and C.llama_state_seq_set_data(self._p, data, state.size, target) and self.remove(target, count):
             return True
         self.remove(target)
         return False
 
-    def _state_of(self, sequence: int) -> NDArray[np.uint8]:
+    def read(self, sequence: int) -> NDArray[np.uint8]:
         """What a sequence holds, read once for all who copy it before the next step; empty where that failed."""
         if self._state is None or self._state[0] != sequence:
             size = C.llama_state_seq_get_size(self._p, sequence)

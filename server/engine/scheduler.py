@@ -20,7 +20,8 @@ from server.engine.pace import Pace
 from server.engine.prompt import Image
 
 _FAR = 2**62
-_FEW = 8
+FEW = 8
+"""Tokens that are not worth a difference: as soon prefilled as looked for."""
 _COPIED = 64
 """A copy of another slot's beginning pays from so many tokens on, and where that slot holds no more than so many times
 as many: on a CPU a hundred tokens are copied, with all the slot holds, while one is prefilled."""
@@ -191,7 +192,7 @@ class Scheduler:
         }
         donor = self._donor(self.slots if self._copies else free, common)
         count = common[donor.id]
-        worth = self._copies and count >= _FEW and _COPIED * count >= len(donor.tokens)
+        worth = self._copies and count >= FEW and _COPIED * count >= len(donor.tokens)
         if donor.runner is None and count and 2 * count >= len(donor.tokens):
             slot = donor
         else:
@@ -213,7 +214,7 @@ class Scheduler:
         """The slot that holds most of what a job begins with; of those that hold about as much the one that has it
         soonest: one that is there, else one being prefilled, else one that waits for another itself."""
         most = max(common[slot.id] for slot in slots)
-        near = [slot for slot in slots if common[slot.id] > max(0, most - _FEW)] or slots
+        near = [slot for slot in slots if common[slot.id] > max(0, most - FEW)] or slots
 
         def promise(slot: Slot) -> tuple[bool, bool, int, bool]:
             runner, count = slot.runner, common[slot.id]
@@ -231,7 +232,7 @@ class Scheduler:
             return slot, None
         busy = {sequence.slot.id for sequence in self.running}
         place = min(free, key=lambda each: (blocks(busy | {each.id}), each is not slot, each.used))
-        if place is slot or len(place.tokens) < _FEW or place is donor:
+        if place is slot or len(place.tokens) < FEW or place is donor:
             return place, None
         if slot is donor:  # copied from there, not gone on with: it holds nothing of use any more
             slot.used = 0

@@ -31,13 +31,14 @@ from server.engine import gguf, llama
 from server.engine.constraint import ConstraintError, Guard
 from server.engine.device import cores
 from server.engine.encoder import Encoded, Encoder
+from server.engine.heads import Head, Heads
 from server.engine.logprobs import Logprobs, certain
 from server.engine.messages import Done, EngineError, Failed, Job, ModelInfo, ModelSpec
 from server.engine.projector import Projector, ProjectorError
 from server.engine.prompt import Image, Layouts
 from server.engine.protocol import Cancel, Crashed, Decoder, Load, Ping, Pong, Ready, Refused, Step, Submit, encode
 from server.engine.sampler import PENALTY_WINDOW, NothingAllowed, TokenSampler
-from server.engine.scheduler import Admission, Prefix, Scheduler, Sequence, common_prefix
+from server.engine.scheduler import FEW, Admission, Prefix, Scheduler, Sequence, Slot, common_prefix
 from server.engine.speculation import MOST, Speculation, lookup
 from server.engine.stop import StopSearch
 from server.engine.threads import Threads
@@ -48,6 +49,9 @@ _CHUNK_CPU, _CHUNK_GPU = 64, 512
 
 _CELL_BLOCK = 256
 """llama.cpp gives a sequence cells by this many."""
+
+_HEADS = 256 << 20
+"""Bytes of prompts' beginnings kept beside the KV cache."""
 
 _ABORT_FROM = 16
 """Aborting a smaller step saves less than its survivors lose by decoding their tokens again."""
@@ -153,6 +157,7 @@ class Worker:
             adjoining=split,
             slowdown=spec.prefill_slowdown,
         )
+        self._heads = Heads(_HEADS) if split and not self._model.recurrent and not self._model.window else None
         self._samplers: dict[int, tuple[TokenSampler, Guard | None]] = {}
         self._stops: dict[int, StopSearch] = {}
         self._flight = Flight({})
@@ -287,10 +292,12 @@ class Worker:
             keep = keep if prefix.whole and keep == prefix.count else 0  # a running state cannot be cut
         elif (window := self._model.window) and context.first_position(donor.id) > max(0, place - window):
             keep = 0  # what the window needs has been overwritten
-        if not keep:
+        if (head := self._head(sequence, keep, copied=donor is not slot)) is not None:
+            keep = len(head.tokens) if context.write(slot.id, head.state, len(head.tokens)) else 0
+        elif not keep:
             context.remove(slot.id)
         elif donor is not slot:
-            keep = keep if context.copy(donor.id, slot.id, place) else 0
+            keep = self._copy(sequence, donor, keep)
         elif not (prefix.whole and keep == prefix.count) and not context.remove(slot.id, place):
             context.remove(slot.id)
             keep = 0
@@ -298,6 +305,24 @@ class Worker:
         sequence.cache_read = keep
         if sequence.images:
             self._look(sequence)
+
+    def _head(self, sequence: Sequence, count: int, *, copied: bool) -> Head | None:
+        """A head to begin with, where it is more than the `count` tokens a slot would give, or as good as their
+        copy."""
+        if self._heads is None or sequence.leader is not None or sequence.images:
+            return None
+        head = self._heads.find(sequence.job.scope, sequence.tokens)
+        least = count - FEW if copied and count else count + FEW
+        return head if head is not None and len(head.tokens) >= least else None
+
+    def _copy(self, sequence: Sequence, donor: Slot, count: int) -> int:
+        """Copy the first tokens of another slot; how many that was. What is a small part of that slot is a head."""
+        context, target = self._context, sequence.slot.id
+        if not context.copy(donor.id, target, sequence.place(count)):
+            return 0
+        if self._heads is not None and not sequence.images and 2 * count < len(donor.tokens):
+            self._heads.keep(Head(sequence.job.scope, sequence.tokens[:count], context.read(target)))
+        return count
 
     def _release(self, sequence: Sequence) -> None:
         """A sequence leaves the batch; who waited for its prefill goes on with what there is."""

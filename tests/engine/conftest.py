@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from server.engine import Constraint, Done, Engine, Failed, Generation, Job, ModelSpec, Sampling, Segment, Text, Vocab
+from tests.chat.standin import write_model
 
 GREEDY = Sampling(temperature=0)
 _ids = itertools.count(1)
@@ -109,3 +110,11 @@ async def small(smollm2: Path, vocab: Vocab) -> AsyncIterator[Model]:
     engine = await Engine.start(ModelSpec(str(smollm2), context_length=128, slots=2))
     yield Model(engine, vocab)
     await engine.close()
+
+
+@pytest.fixture(scope="package")
+def random_model(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """F32 weights, so that a token's logits do not depend on what is decoded beside it."""
+    path = tmp_path_factory.mktemp("random") / "random.gguf"
+    write_model(path, sdist / "vendor/llama.cpp/models/ggml-vocab-gpt-2.gguf", [], size=600)
+    return path

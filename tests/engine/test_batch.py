@@ -195,7 +195,8 @@ class Memory:
 def test_a_prefix_is_kept_only_where_that_is_right(
     held: int, prompt: int, common: int, recurrent: bool, window: int, memory: Memory, kept: int, cuts: list[int]
 ) -> None:
-    stub: Any = SimpleNamespace(_model=SimpleNamespace(recurrent=recurrent, window=window), _context=memory)
+    model = SimpleNamespace(recurrent=recurrent, window=window)
+    stub: Any = SimpleNamespace(_model=model, _context=memory, _head=lambda *_, **__: None)
     tokens = array("i", range(prompt))
     job = Job(1, tokens, Sampling(), "scope", deadline=0)
     sequence = Sequence(job, Slot(0, tokens=array("i", range(held))), 1, tokens)

@@ -12,7 +12,6 @@ from server.engine import Constraint, Done, Job, Sampling, Segment, Vocab, llama
 from server.engine.messages import Stop
 from server.engine.protocol import Submit
 from server.engine.speculation import MOST, Speculation, lookup
-from tests.chat.standin import write_model
 from tests.engine.test_batch import Bench
 from tests.engine.test_generate import LETTERS, NEXT
 
@@ -63,14 +62,6 @@ def test_drafts_grow_while_they_are_right_and_rest_once_they_do_not_pay() -> Non
     while not speculation.most(1):
         again += 1
     assert again == 2 * resting, "the less it brings the rarer it is tried"
-
-
-@pytest.fixture(scope="module")
-def random_model(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """F32 weights, so that a token's logits do not depend on what is decoded beside it."""
-    path = tmp_path_factory.mktemp("random") / "random.gguf"
-    write_model(path, sdist / "vendor/llama.cpp/models/ggml-vocab-gpt-2.gguf", [], size=600)
-    return path
 
 
 @pytest.fixture
