@@ -871,7 +871,7 @@ def main() -> None:
     scoring = commands.add_parser("score")
     scoring.add_argument("--engine", action="append", choices=ENGINES)
     scoring.add_argument("--every", type=int, default=1, help="judge every N-th record")
-    scoring.add_argument("--timeout", type=float, default=60.0, help="seconds one schema may take, explanations included")
+    scoring.add_argument("--timeout", type=float, default=60.0, help="seconds a schema may take, explained")
     scoring.add_argument("--verbose", action="store_true", help="name every schema that does not pass")
     scoring.set_defaults(run=score)
     masking = commands.add_parser("masks")
