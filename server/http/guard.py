@@ -95,7 +95,7 @@ class Guard:
         if origin is None or origin.lower() == scope["scheme"].encode() + b"://" + host.lower():
             return None
         # The owner's page is served from here: no other origin ever has a reason to speak to the owner's API.
-        if origin.lower() not in self._origins or scope["path"].startswith("/owner"):
+        if origin.lower() not in self._origins or scope["path"].startswith(("/owner", "/metrics")):
             raise Refused(403, WireError("invalid-request", "this origin is not allowed"))
         return origin
 

@@ -39,8 +39,16 @@ def value(values: Values, name: str, /, **labels: str) -> float:
 async def test_only_the_owner_reads_it(site: Site) -> None:
     assert (await site.client.get("/metrics")).status_code == 401
     assert (await site.client.get("/metrics", headers={"authorization": ""})).status_code == 401
-    assert (await site.owner.get("/metrics", headers={"origin": "https://shell.example"})).status_code == 403
     assert (await site.owner.get("/metrics")).status_code == 200
+
+
+async def test_no_page_of_another_origin_reads_it(tmp_path: Path) -> None:
+    origin = "https://shell.example"
+    async with site_of(tmp_path, ServerConfig(allowed_origins=(origin,))) as site:
+        allowed = await site.client.get("/nap/llm", headers={"origin": origin})
+        assert allowed.headers["access-control-allow-origin"] == origin
+        assert "X-Request-Id" in allowed.headers["access-control-expose-headers"]
+        assert (await site.owner.get("/metrics", headers={"origin": origin})).status_code == 403
 
 
 async def test_generations_and_their_endings(tmp_path: Path) -> None:

@@ -1,0 +1,91 @@
+"""The README's examples of running a service, as they stand, against a real server."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from signal import SIGKILL
+
+import httpx
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from server.config import ServerConfig
+from tests.cli.test_drain import Shell
+from tests.cli.test_serve import Running, start, stop
+from tests.conftest import ROOT
+
+PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
+SECTION = PAGE.split("\n## Running it as a service\n")[1].split("\n## ")[0]
+EXAMPLES = re.findall(r"^```console\n(.*?)^```$", SECTION, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Iterator[Running]:
+    made = start(tmp_path_factory.mktemp("readme"), smollm2)
+    yield made
+    if made.process.poll() is None:
+        stop(made, SIGKILL)
+
+
+MARK = "--- next ---"
+
+
+def printed(running: Running, home: Path) -> list[str]:
+    """What each command prints now, at the address and in the home of this server; all in one shell."""
+    commands = [line[2:] for example in EXAMPLES for line in example.splitlines() if line.startswith("$ ")]
+    program = f"\necho; echo '{MARK}'\n".join(commands).replace("http://127.0.0.1:8033", running.url)
+    environment = {**os.environ, "HOME": str(home)}
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    return [each.strip() for each in done.stdout.replace("\r", "").split(f"{MARK}\n")]
+
+
+def test_the_examples_print_what_they_say(running: Running, tmp_path: Path) -> None:
+    (tmp_path / ".local" / "state").mkdir(parents=True)
+    (tmp_path / ".local" / "state" / "nap-llm").symlink_to(running.state)
+    shell = Shell(running)
+    said = {"role": "user", "content": [{"type": "text", "text": "Say hello in one short sentence."}]}
+    request = {"handle": shell.handle, "messages": [said], "temperature": 0}
+    assert shell.post({"type": "llm.generate", "id": "g", "request": request}).json()["result"]["finish"] == "stop"
+    shell.begin(shell.numbers("given up", 400))
+    shell.http.close()
+    owner = httpx.Client(base_url=running.url, headers={"Authorization": f"Bearer {running.owner}"}, timeout=60)
+    while owner.get("/owner/state").json()["generations"]:
+        pass
+    expected = [
+        each.partition("\n")[2].strip() for example in EXAMPLES for each in re.split(r"^\$ ", example, flags=re.M)[1:]
+    ]
+    assert [each.replace('"smol"', '"smollm2"') for each in printed(running, tmp_path)] == expected
+    assert len(expected) == 5 and len(list(filter(None, expected))) == 4
+
+
+def test_prometheus_is_told_all(running: Running) -> None:
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", SECTION, re.DOTALL | re.MULTILINE)
+    (job,) = yaml.safe_load(text)["scrape_configs"]
+    assert job["authorization"]["credentials_file"].endswith("nap-llm/owner-token")
+    page = httpx.get(f"{running.url}/metrics", headers={"Authorization": f"Bearer {running.owner}"}, timeout=60).text
+    families = {each.name + "_total" * (each.type == "counter") for each in text_string_to_metric_families(page)}
+    assert set(re.findall(r"`((?:nap_llm|process)_\w+)`", SECTION)) == families
+
+
+def test_the_console_s_link(running: Running) -> None:
+    command = running.command("console", "--url", running.url)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{running.url}/#token={running.owner}\n"
+
+
+def test_models_toml_shows_every_key_of_the_server() -> None:
+    shown = (ROOT / "models.toml").read_text().split("[server.limits]")[0]
+    for each in fields(ServerConfig):
+        assert each.name == "limits" or re.search(rf"^# {each.name} = ", shown, re.MULTILINE), each.name
+
+
+def test_the_commands_are_in_the_virtual_environment() -> None:
+    assert Path(sys.executable).with_name("nap-llm").exists()
