@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import re
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from server.chat.events import BlockEvent
 from server.config import Config, ConnectionConfig, Restrictions, ServerConfig, Source
 from server.engine import Vocab
 from server.state import TokenStore, owner_token
+from tests.fixtures.projectors import write_projector
 from tests.http.conftest import events, listening
 from tests.runtime.doubles import World
 
@@ -184,9 +185,9 @@ class Controlled(Shell):
     async def submitted(self) -> object:
         return len(self.engine.runs), len(self.world.starts)
 
-    def prompt(self, number: int = -1) -> str:
-        """What the engine was given to read."""
-        tokens = self.engine.runs[number].job.tokens
+    def prompt(self, number: int = -1, *, tokens: Sequence[int] | None = None) -> str:
+        """What the engine was given to read, or what these tokens of it say."""
+        tokens = self.engine.runs[number].job.tokens if tokens is None else tokens
         return b"".join(self.vocab.piece(each) or self.vocab.text(each).encode() for each in tokens).decode()
 
 
@@ -307,7 +308,8 @@ def vocab(smollm2: Path) -> Vocab:
 
 
 Make = Any
-"""`make(restrictions=…, server=…)` gives a Controlled; it is closed after the test."""
+"""`make(restrictions=…, server=…, template=…)` gives a Controlled; it is closed after the test. With `sees` its
+connection has a projector."""
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -315,11 +317,24 @@ async def make(pool: HelperPool, smollm2: Path, vocab: Vocab, tmp_path: Path) ->
     async with contextlib.AsyncExitStack() as stack:
 
         async def made(
-            restrictions: Restrictions | None = None, server: ServerConfig | None = None, chat: Any = None
+            restrictions: Restrictions | None = None,
+            server: ServerConfig | None = None,
+            chat: Any = None,
+            sees: bool = False,
+            template: str | None = None,
         ) -> Controlled:
             script = Script()
+            projector = tmp_path / "projector.gguf"
+            if sees:
+                write_projector(projector, "mlp", 576)
             connection = ConnectionConfig(
-                "smollm2", "SmolLM2", MODEL, Source(path=smollm2), capabilities=restrictions or Restrictions()
+                "smollm2",
+                "SmolLM2",
+                MODEL,
+                Source(path=smollm2),
+                Source(path=projector) if sees else None,
+                capabilities=restrictions or Restrictions(),
+                template=template,
             )
             world = World(
                 smollm2,
@@ -336,6 +351,15 @@ async def make(pool: HelperPool, smollm2: Path, vocab: Vocab, tmp_path: Path) ->
             return controlled
 
         yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def seeing(make: Make, sdist: Path) -> Controlled:
+    """With a projector, and a chat template that writes the results of tools as they are."""
+    templates = sdist / "vendor/llama.cpp/models/templates"
+    template = (templates / "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use.jinja").read_text()
+    seeing: Controlled = await make(sees=True, template=template)
+    return seeing
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -15,10 +15,12 @@ from server.client import Client, TransportError
 from server.config import Restrictions, ServerConfig
 from server.wire.records import WireError
 from tests.conformance.conftest import Controlled, Make, Shell, check_stream, user
+from tests.pictures import png
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-PIXEL = base64.b64encode(b"\x89PNG\r\n\x1a\n").decode()
+PIXEL = base64.b64encode(png(2, 2)).decode()
+IMAGE = {"type": "image", "mimeType": "image/png", "data": PIXEL}
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"name": "get_weather", "description": "Look up current weather", "parameters": CITY}
 TIME = {"name": "get_time", "parameters": CITY}
@@ -191,6 +193,11 @@ async def test_llm_c03_unsupported(anywhere: Shell) -> None:
     impossible = {"name": "f", "parameters": {"type": "object", "properties": {"a": False}, "required": ["a"]}}
     assert (await shell.fail(await shell.request(tools=[impossible])))["code"] == "unsupported"
     assert await shell.submitted() == before
+    if model["images"]:
+        # The capability promises no placement; what cannot be placed is refused, never dropped.
+        placed = {"role": "system", "content": [IMAGE]}
+        _, result = await shell.stream("g", await shell.request(messages=[placed, user("Hello")]))
+        assert "result" in result or result["error"]["code"] == "unsupported"
 
 
 @CONFIGURED
@@ -202,6 +209,54 @@ async def test_llm_c03_restricted_connection(make: Make) -> None:
     assert (await controlled.fail(await controlled.request(format="json")))["code"] == "unsupported"
     assert (await controlled.fail(await controlled.request(tools=[WEATHER])))["code"] == "unsupported"
     assert controlled.engine.runs == []
+
+
+@CONFIGURED
+async def test_llm_c03_images_may_be_kept_from_a_model_that_sees(make: Make) -> None:
+    controlled: Controlled = await make(Restrictions(images=False), sees=True)
+    assert not (await controlled.select())["images"]
+    assert (await controlled.call("llm.select", requirements={"images": True}))["error"]["code"] == "unsupported"
+    assert (await controlled.fail(await controlled.request(**picture(PIXEL))))["code"] == "unsupported"
+    assert await controlled.submitted() == (0, 0)
+
+
+@OBEYED
+async def test_llm_c03_images_where_the_model_sees(seeing: Controlled) -> None:
+    assert (await seeing.select(images=True))["images"]
+    content = [{"type": "text", "text": "first"}, IMAGE, {"type": "text", "text": "second"}, IMAGE]
+    generation = asyncio.create_task(
+        seeing.stream("g", await seeing.request(messages=[user("x") | {"content": content}]))
+    )
+    run = await seeing.engine.run()
+    run.done()
+    await generation
+    told, start = [], 0
+    for offset, picture in run.job.pictures:
+        assert (picture.width, picture.height) == (2, 2)
+        told.append(seeing.prompt(tokens=run.job.tokens[start:offset]))
+        start = offset
+    assert told[0].endswith("first") and told[1] == "second"
+
+
+@CONFIGURED
+async def test_llm_c03_places_that_no_image_may_have(seeing: Controlled) -> None:
+    for messages, place in (
+        ([{"role": "system", "content": [IMAGE]}, user("x")], "a system message"),
+        ([user("x"), assistant(IMAGE), user("x")], "an assistant message"),
+    ):
+        error = await seeing.fail(await seeing.request(messages=messages))
+        assert error["code"] == "unsupported" and place in error["message"]
+    assert await seeing.submitted() == (0, 0)
+
+
+@CONFIGURED
+async def test_llm_c02_an_image_that_is_none(seeing: Controlled) -> None:
+    whole = base64.b64decode(PIXEL)
+    for data, mime_type in ((b"plain words", "image/png"), (whole, "image/jpeg"), (whole[:-20], "image/png")):
+        part = {"type": "image", "mimeType": mime_type, "data": base64.b64encode(data).decode()}
+        error = await seeing.fail(await seeing.request(messages=[{"role": "user", "content": [part]}]))
+        assert error["code"] == "invalid-request"
+    assert await seeing.submitted() == (0, 0)
 
 
 # LLM-C04: decline consent after selecting a valid model
@@ -899,12 +954,34 @@ async def test_llm_c21_no_new_calls_without_tools(controlled: Controlled) -> Non
 
 async def test_llm_c22_an_image_result(anywhere: Shell) -> None:
     shell = anywhere
-    if (await shell.select())["images"]:
-        pytest.skip("the connection takes images")
-    before = await shell.submitted()
-    seen = answer("c1") | {"content": picture(PIXEL)["messages"][0]["content"]}
-    assert (await shell.fail(await shell.request(messages=[*ASKED, seen])))["code"] == "unsupported"
+    images, before = (await shell.select())["images"], await shell.submitted()
+    seen = answer("c1") | {"content": [IMAGE]}
+    _, result = await shell.stream("g", await shell.request(messages=[*ASKED, seen]))
+    if images and "result" in result:
+        return
+    assert result["error"]["code"] == "unsupported"
     assert await shell.submitted() == before
+
+
+@CONFIGURED
+async def test_llm_c22_an_image_result_that_the_template_cannot_write(make: Make) -> None:
+    controlled: Controlled = await make(sees=True)
+    seen = answer("c1") | {"content": [{"type": "text", "text": "x"}, IMAGE]}
+    error = await controlled.fail(await controlled.request(messages=[*ASKED, seen]))
+    assert error["code"] == "unsupported" and "a tool result" in error["message"]
+    assert await controlled.submitted() == (0, 0)
+
+
+@OBEYED
+async def test_llm_c22_an_image_result_where_the_template_writes_it(seeing: Controlled) -> None:
+    seen = answer("c1", isError=True) | {"content": [{"type": "text", "text": "before"}, IMAGE]}
+    request = await seeing.request(messages=[*ASKED, seen], tools=[WEATHER])
+    generation = asyncio.create_task(seeing.stream("g", request))
+    run = await seeing.engine.run()
+    run.done()
+    await generation
+    ((offset, _),) = run.job.pictures
+    assert seeing.prompt(tokens=run.job.tokens[:offset]).endswith("Tool execution failed.\nbefore")
 
 
 async def test_llm_c22_the_error_flag_is_told(shell: Shell) -> None:
