@@ -18,6 +18,7 @@ import numpy as np
 _PIPES = re.compile(r"<\|[^|<>\s]+\|>|<｜[^｜<>\s]+｜>|<\|[a-z_]+>|<[a-z_]+\|>|\[/?[A-Z_]{3,}\]")
 _TAG = re.compile(r"</?[\w:]*(tool|think|arg_)[\w:]*>")
 WIDTH, LAYERS, HEADS = 64, 2, 4
+_STATE, _RANK = 8, 4
 _BYTES = 256
 
 
@@ -41,7 +42,8 @@ def write_model(
 ) -> None:
     """A GGUF over the first `size` tokens of a byte-level BPE vocabulary, and `controls`.
 
-    `architecture`: "llama", "gemma3" (sliding window in five of six layers) or "qwen2vl" (M-RoPE); `template`: its chat
+    `architecture`: "llama", "gemma3" (sliding window in five of six layers), "mamba" (a running state) or
+    "qwen2vl" (M-RoPE); `template`: its chat
     template. `plain`: greedy output is printable ASCII, for the logits of all other tokens are 0.
     """
     texts, merges = _vocabulary(base)
@@ -65,6 +67,11 @@ def write_model(
         writer.add_key_length(WIDTH // HEADS)
         writer.add_value_length(WIDTH // HEADS)
         writer.add_sliding_window(512)
+    elif architecture == "mamba":
+        writer.add_ssm_conv_kernel(4)
+        writer.add_ssm_inner_size(2 * WIDTH)
+        writer.add_ssm_state_size(_STATE)
+        writer.add_ssm_time_step_rank(_RANK)
     elif architecture == "qwen2vl":
         writer.add_rope_dimension_sections([2, 3, 3, 0])
     writer.add_tokenizer_model("gpt2")
@@ -90,6 +97,18 @@ def write_model(
     for layer in range(layers):
         block = f"blk.{layer}"
         ones(f"{block}.attn_norm.weight")
+        if architecture == "mamba":
+            weights(f"{block}.ssm_in.weight", 4 * WIDTH, WIDTH)
+            weights(f"{block}.ssm_conv1d.weight", 2 * WIDTH, 4)
+            weights(f"{block}.ssm_conv1d.bias", 2 * WIDTH)
+            weights(f"{block}.ssm_x.weight", _RANK + 2 * _STATE, 2 * WIDTH)
+            weights(f"{block}.ssm_dt.weight", 2 * WIDTH, _RANK)
+            weights(f"{block}.ssm_dt.bias", 2 * WIDTH)
+            decay = -np.arange(1, _STATE + 1, dtype=np.float32) / 4
+            writer.add_tensor(f"{block}.ssm_a", np.tile(decay, (2 * WIDTH, 1)))
+            ones(f"{block}.ssm_d", 2 * WIDTH)
+            weights(f"{block}.ssm_out.weight", WIDTH, 2 * WIDTH)
+            continue
         ones(f"{block}.ffn_norm.weight")
         for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
             weights(f"{block}.{name}.weight", WIDTH, WIDTH)

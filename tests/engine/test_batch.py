@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,10 +24,11 @@ class Bench:
 
     def __init__(self, path: Path, **spec: Any) -> None:
         self._ours, theirs = socket.socketpair()
-        self.worker = Worker(theirs, ModelSpec(str(path), slots=3, threads=1, **spec), repack=False)
+        self.worker = Worker(theirs, ModelSpec(str(path), **{"slots": 3, "threads": 1, **spec}), repack=False)
         self._decoder = Decoder()
         self.outputs: dict[int, bytes] = {}
         self.ends: dict[int, Done | Failed] = {}
+        self._news = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -37,7 +38,14 @@ class Bench:
                 assert isinstance(step, Step)
                 for job, piece, _ in step.output:
                     self.outputs[job] = self.outputs.get(job, b"") + piece
-                self.ends.update(step.ended)
+                with self._news:
+                    self.ends.update(step.ended)
+                    self._news.notify_all()
+
+    def await_ends(self, numbers: Iterable[int]) -> None:
+        """Until these jobs' ends are read, and so all they gave."""
+        with self._news:
+            assert self._news.wait_for(lambda: self.ends.keys() >= set(numbers), 60)
 
     def submit(self, number: int, tokens: array[int], max_tokens: int) -> None:
         greedy = Sampling(temperature=0)
