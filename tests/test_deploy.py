@@ -75,7 +75,7 @@ def test_a_linter_accepts_the_dockerfile(tmp_path: Path) -> None:
     assert subprocess.run([hadolint, str(wrong)], capture_output=True).returncode != 0
 
 
-def test_the_image_gets_what_the_server_needs_and_no_more() -> None:
+def test_the_image_gets_what_the_server_needs_and_no_more(tmp_path: Path) -> None:
     kept = [line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines() if line.startswith("!")]
     assert all((ROOT / each).exists() for each in kept)
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
@@ -87,6 +87,15 @@ def test_the_image_gets_what_the_server_needs_and_no_more() -> None:
     # What scripts/setup reads must be there.
     for name in re.findall(r"\$root/(\w+\.\w+)", (ROOT / "scripts/setup").read_text()):
         assert name in sent, name
+    for path in sent:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, tmp_path / path)
+    program = "import server.serving, server.engine.worker, server.chat.prepare; print(server.serving.__file__)"
+    environment = {**os.environ, "PYTHONPATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == str(tmp_path / "server" / "serving.py"), done.stderr
 
 
 def test_the_healthcheck_is_a_program(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ _ALLOWED = (
     ),
     (b"access-control-max-age", b"600"),
 )
+_PROBES = ("/healthz", "/readyz", "/metrics")
+"""Asked every few seconds for as long as the server lives: the log tells where they fail."""
 _EXPOSED = (b"access-control-expose-headers", b"X-Request-Id, Retry-After, Server-Timing")
 
 
@@ -82,7 +84,8 @@ class Guard:
             path = quote(scope["path"]) if "endpoint" in scope else "-"
             milliseconds = round((time.monotonic() - began) * 1000, 1)
             fields = {"method": scope["method"], "path": path, "status": status, "milliseconds": milliseconds}
-            access.info("%s %s %d %.1f ms", *fields.values(), extra={FIELDS: fields})
+            level = logging.DEBUG if path in _PROBES and status == 200 else logging.INFO
+            access.log(level, "%s %s %d %.1f ms", *fields.values(), extra={FIELDS: fields})
 
     def _check(self, scope: Scope) -> bytes | None:
         """The origin to answer by CORS, if any. Raises Refused: 403 for a foreign Host or Origin, 431 for headers."""

@@ -271,6 +271,8 @@ class Runtime:
         self.closing.set()
         self.changes.notify()
         self._settle(lambda _: True, _shutdown())
+        for choice in self._choosing:
+            _fail(choice, _shutdown())
         if self._tasks:
             await asyncio.wait(self._tasks)
         await asyncio.gather(*(connection.release() for connection in self.connections))
@@ -328,7 +330,9 @@ class Runtime:
         capabilities = await connection.capabilities()
         if live.caller.select == "ask" and not self.handles.held(live.endpoint, connection):
             wanted = Requirements(model=connection.config.model)
+            asked = time.monotonic()
             await self._choose(live.caller, [(connection, capabilities)], wanted)
+            live.decided_in += time.monotonic() - asked
         return self.handles.issue(live.endpoint, connection)
 
     def _model(self, handle: str, connection: Connection, capabilities: Capabilities) -> Model:
@@ -437,7 +441,7 @@ class Runtime:
                     live.created + self.config.server.deadline,
                 )
             )
-            live.decided_in = time.monotonic() - asked
+            live.decided_in += time.monotonic() - asked
         if not allowed:
             raise WireError("user-cancelled", "the user did not authorize this generation")
 

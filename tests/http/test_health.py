@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import signal
@@ -123,6 +124,28 @@ async def test_an_idle_server_is_drained_at_once_and_a_cancel_drains_too(site: S
     assert (await call)["error"]["code"] == "cancelled"
     assert await drained is True
     assert await site.world.runtime.drain(3600) is True
+
+
+async def test_a_choice_that_waits_for_the_owner_ends_with_the_server(site: Site) -> None:
+    headers = {"authorization": f"Bearer {site.tokens.create('asking', select='ask')}"}
+    call = asyncio.create_task(site.call({"type": "llm.select", "id": "s"}, **headers))
+    while not site.world.runtime.decisions.waiting():
+        await asyncio.sleep(0.001)
+    assert await site.world.runtime.drain(3600) is True, "it would lead to nothing"
+    await site.world.runtime.close()
+    assert (await call)["error"]["reason"] == "shutdown"
+
+
+async def test_probes_that_succeed_are_not_logged(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    await ready(site)
+    await site.owner.get("/metrics")
+    assert not [each for each in caplog.records if each.name == "nap_llm.access"]
+    (site.tokens.directory / "tokens.json").write_text("{")
+    await ready(site)
+    assert [each.getMessage().split(" ")[1:3] for each in caplog.records if each.name == "nap_llm.access"] == [
+        ["/readyz", "503"]
+    ]
 
 
 async def test_a_cancel_says_how_long_it_took(site: Site) -> None:
