@@ -6,13 +6,20 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jsonschema
 import openai
 import pytest
 import pytest_asyncio
+from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
+from pydantic_ai import Agent, RunContext, ToolOutput
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+from pydantic_ai.tools import ToolDefinition
 
 from server.app import create_app
 from server.config import Config, ConnectionConfig, ServerConfig, Source
@@ -291,3 +298,41 @@ async def test_the_sync_client(house: House) -> None:
 
     whole, pieces, response = await asyncio.to_thread(ask)
     assert whole.strip() and pieces.strip() and response.output_text
+
+
+@tool
+def book_table(restaurant: Literal["Roma", "Oslo"], guests: Literal[1, 2, 3]) -> str:
+    """Book a table."""
+    return f"booked {restaurant} for {guests}"
+
+
+async def test_langchain_does_a_round_trip(house: House) -> None:
+    settings: dict[str, Any] = {"base_url": str(house.client.base_url), "api_key": house.client.api_key}
+    model = ChatOpenAI(model=MODEL, max_completion_tokens=60, temperature=0, **settings)
+    messages: list[Any] = [HumanMessage("A table for two, please.")]
+    answer = await model.bind_tools([book_table], tool_choice="book_table").ainvoke(messages)
+    (call,) = answer.tool_calls
+    messages += [answer, ToolMessage(book_table.invoke(call["args"]), tool_call_id=call["id"])]
+    assert (await model.ainvoke(messages)).text
+
+
+async def test_pydantic_ai_does_a_round_trip(house: House) -> None:
+    called: list[str] = []
+    agent = Agent(
+        OpenAIChatModel(MODEL, provider=OpenAIProvider(openai_client=house.client)),
+        output_type=ToolOutput(Person, name="answer"),
+        model_settings={"temperature": 0, "max_tokens": 200, "parallel_tool_calls": False},
+    )
+
+    async def once(_: RunContext[None], given: ToolDefinition) -> ToolDefinition | None:
+        return None if called else given
+
+    @agent.tool_plain(prepare=once)
+    def look_up(name: Literal["Ann"]) -> str:
+        """How old a person is."""
+        called.append(name)
+        return f"{name} is 32 years old."
+
+    # Every answer is a call, of the tool or of the answer itself: the grammar leaves nothing else.
+    result = await agent.run("How old is Ann?")
+    assert isinstance(result.output, Person) and set(called) <= {"Ann"}
