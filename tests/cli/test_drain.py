@@ -151,6 +151,25 @@ def test_a_second_signal_ends_at_once(started: Start, tmp_path: Path, second: si
     assert alive == [] and "Traceback" not in log(tmp_path)
 
 
+def test_a_worker_that_hangs_costs_its_generations_and_nothing_else(started: Start, tmp_path: Path) -> None:
+    running = started(server="watchdog = 1")
+    shell = Shell(running)
+    streaming = shell.begin(shell.numbers("g", 400))
+    (worker,) = [
+        each
+        for each in psutil.Process(running.process.pid).children()
+        if "server.engine.worker" in " ".join(each.cmdline())
+    ]
+    worker.send_signal(signal.SIGSTOP)
+    assert streaming.result()["error"]["code"] == "provider-error"
+    assert httpx.get(f"{running.url}/readyz", timeout=60).status_code == 200
+    assert shell.post(shell.numbers("again", 2)).json()["result"]["finish"] == "toolUse", "under the same handle"
+    assert not worker.is_running()
+    page = httpx.get(f"{running.url}/metrics", headers={"Authorization": f"Bearer {running.owner}"}, timeout=60).text
+    assert 'nap_llm_worker_hangs_total{connection="smol"} 1\n' in page
+    assert 'nap_llm_worker_restarts_total{connection="smol"} 1\n' in page
+
+
 def test_a_service_manager_is_told(started: Start, tmp_path: Path) -> None:
     address = tmp_path / "notify"
     heard: list[str] = []
