@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import cast
@@ -30,7 +31,21 @@ from server.engine.messages import (
     ModelSpec,
     Text,
 )
-from server.engine.protocol import Cancel, Crashed, Decoder, Load, Ping, Pong, Ready, Refused, Step, Submit, encode
+from server.engine.pixels import pieces, without
+from server.engine.protocol import (
+    Cancel,
+    Crashed,
+    Decoder,
+    Load,
+    Ping,
+    Pixels,
+    Pong,
+    Ready,
+    Refused,
+    Step,
+    Submit,
+    encode,
+)
 from server.engine.watchdog import CHECKS, Watchdog
 
 _log = logging.getLogger(__name__)
@@ -125,6 +140,19 @@ class _Connection(asyncio.Protocol):
         self._on_frame = on_frame
         self.closed = asyncio.get_running_loop().create_future()
         self.transport: asyncio.Transport | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    async def writable(self) -> None:
+        """Returns in a later turn of the loop, once what was sent has mostly gone."""
+        await asyncio.sleep(0)
+        await self._writable.wait()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are none of asyncio's classes, but speak like them.
@@ -135,6 +163,7 @@ class _Connection(asyncio.Protocol):
             self._on_frame(frame)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._writable.set()
         if not self.closed.done():
             self.closed.set_result(None)
 
@@ -166,6 +195,9 @@ class Engine:
         self._supervisor: asyncio.Task[None] | None = None
         self._live: dict[int, Generation] = {}
         self._waiting: list[Job] = []
+        self._outbox: deque[Job] = deque()
+        """Jobs whose pixels are to be sent before them."""
+        self._sending: asyncio.Task[None] | None = None
         self._ready = False
         self._closing = False
         self._load = (0, 0)
@@ -214,7 +246,7 @@ class Engine:
         loop = asyncio.get_running_loop()
         generation.timer = loop.call_later(left, self._end, generation, Failed("timeout", "deadline reached"))
         if self._ready:
-            self._send(Submit(job))
+            self._submit(job)
         else:
             self._waiting.append(job)
         return generation
@@ -266,6 +298,29 @@ class Engine:
             self._waiting = [job for job in self._waiting if job.id != generation.job.id]
 
     # --- the worker
+
+    def _submit(self, job: Job) -> None:
+        """Text goes at once; pixels in pieces, with room for everything else between them."""
+        if not job.pictures:
+            self._send(Submit(job))
+            return
+        self._outbox.append(job)
+        if self._sending is None:
+            self._sending = asyncio.create_task(self._send_pictures())
+
+    async def _send_pictures(self) -> None:
+        try:
+            while self._outbox:
+                job = self._outbox.popleft()
+                for piece in pieces(job):
+                    if job.id not in self._live or self._connection is None:
+                        break
+                    self._send(piece)
+                    await self._connection.writable()
+                if self._ready:
+                    self._send(Submit(without(job)) if job.id in self._live else Pixels(b""))
+        finally:
+            self._sending = None
 
     def _send(self, frame: object) -> None:
         assert self._connection is not None and self._connection.transport is not None
@@ -321,7 +376,7 @@ class Engine:
         self._ready = True
         waiting, self._waiting = self._waiting, []
         for job in waiting:
-            self._send(Submit(job))
+            self._submit(job)
 
     async def _spawn(self, *, repack: bool = True) -> Ready | Refused | None:
         """Start a worker and wait for its first word; None where it dies before. Afterwards it runs or is gone."""
@@ -412,6 +467,8 @@ class Engine:
             self._supervisor = None
         self._fail_all("the engine was closed")
         await self._stop_worker()
+        if self._sending is not None:
+            await asyncio.wait((self._sending,))
 
 
 def _popen(fd: int) -> subprocess.Popen[bytes]:

@@ -1,10 +1,10 @@
 """What the web process and a model's worker say to each other, over one socket pair.
 
 Every frame is four bytes of length (little endian) and one of the tuples below: pickled, or marshalled, which is
-quicker, where it is a step that settles no job, as nearly every frame is. The first byte tells them apart. Both ends
-are this program and the socket has no name, so nothing foreign is ever read.
+quicker, where it is a step that settles no job, as nearly every frame is; pixels are neither. The first byte tells them
+apart. Both ends are this program and the socket has no name, so nothing foreign is ever read.
 
-To the worker: one `Load`, then `Submit`, `Cancel` and `Ping`. Closing the socket tells it to exit.
+To the worker: one `Load`, then `Pixels`, `Submit`, `Cancel` and `Ping`. Closing the socket tells it to exit.
 From the worker: `Ready` or `Refused`, then one `Step` for each step that has something to say and a `Pong` for each
 `Ping`, at last perhaps `Crashed`. A closed socket means that the worker is gone.
 """
@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from server.engine.messages import Done, Failed, Job, ModelInfo, ModelSpec
 
 _LENGTH = struct.Struct("<I")
-_STEP = b"S"
-"""Begins a marshalled step. A pickle of this protocol begins with 0x80."""
+_STEP, _PIXELS = b"S", b"P"
+"""Begin a marshalled step, and pixels. A pickle of this protocol begins with 0x80."""
 
 
 class Load(NamedTuple):
@@ -28,6 +28,12 @@ class Load(NamedTuple):
 
     spec: ModelSpec
     repack: bool
+
+
+class Pixels(NamedTuple):
+    """A piece of the pixels of the next job that has pictures."""
+
+    data: bytes
 
 
 class Submit(NamedTuple):
@@ -80,6 +86,8 @@ class Step(NamedTuple):
 def encode(frame: Any) -> bytes:
     if isinstance(frame, Step) and not frame.ended:
         data = _STEP + marshal.dumps(tuple(frame))
+    elif isinstance(frame, Pixels):
+        data = _PIXELS + frame.data
     else:
         data = pickle.dumps(frame, pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(data)) + data
@@ -88,6 +96,8 @@ def encode(frame: Any) -> bytes:
 def _decode(data: bytes) -> Any:
     if data.startswith(_STEP):
         return Step(*marshal.loads(data[len(_STEP) :]))
+    if data.startswith(_PIXELS):
+        return Pixels(data[len(_PIXELS) :])
     return pickle.loads(data)
 
 

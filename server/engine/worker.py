@@ -34,9 +34,23 @@ from server.engine.encoder import Encoded, Encoder
 from server.engine.heads import Head, Heads
 from server.engine.logprobs import Logprobs, certain
 from server.engine.messages import Done, EngineError, Failed, Job, ModelInfo, ModelSpec
+from server.engine.pixels import Arriving
 from server.engine.projector import Projector, ProjectorError
 from server.engine.prompt import Image, Layouts
-from server.engine.protocol import Cancel, Crashed, Decoder, Load, Ping, Pong, Ready, Refused, Step, Submit, encode
+from server.engine.protocol import (
+    Cancel,
+    Crashed,
+    Decoder,
+    Load,
+    Ping,
+    Pixels,
+    Pong,
+    Ready,
+    Refused,
+    Step,
+    Submit,
+    encode,
+)
 from server.engine.sampler import PENALTY_WINDOW, NothingAllowed, TokenSampler
 from server.engine.scheduler import FEW, Admission, Prefix, Scheduler, Sequence, Slot, common_prefix
 from server.engine.speculation import MOST, Speculation, lookup
@@ -195,10 +209,15 @@ class Worker:
         # Polled, because a thread that waits in recv() is woken for every frame the other side has read.
         readable = select.poll()
         readable.register(self._connection, select.POLLIN)
+        arriving = Arriving()
         while readable.poll() and (data := self._connection.recv(1 << 16)):
             for frame in decoder.feed(data):
                 if isinstance(frame, Ping):
                     self._send(Pong(self._steps, time.process_time()))
+                elif isinstance(frame, Pixels):
+                    arriving.take(frame)
+                elif isinstance(frame, Submit) and frame.job.pictures:
+                    self.put(Submit(arriving.fill(frame.job)))
                 else:
                     self.put(frame)
         os._exit(0)

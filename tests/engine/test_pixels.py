@@ -1,0 +1,130 @@
+"""Pictures on their way to the worker: in pieces, whole in the end, and gone where their job is."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from array import array
+from collections.abc import AsyncIterator
+
+import pytest_asyncio
+
+from server.engine import Done, Engine, Failed, Job, ModelSpec, Picture, Sampling, Text
+from server.engine.pixels import PIECE, Arriving, pieces, without
+from server.engine.protocol import Decoder, Pixels, Submit, encode
+from tests.fixtures.projectors import Seer, picture
+
+SMALL = picture(1, 40, 30)
+LARGE = picture(2, 1200, 900)
+HUGE = Picture.of(6000, 4000, bytes(3 * 6000 * 4000))
+_ids = itertools.count(1)
+
+
+def job(*pictures: Picture, words: tuple[int, ...] = (5, 6, 7)) -> Job:
+    placed = tuple((1, each) for each in pictures)
+    tokens = array("i", words)
+    return Job(next(_ids), tokens, Sampling(temperature=0), "s", time.monotonic() + 60, max_tokens=8, pictures=placed)
+
+
+def test_a_job_arrives_as_it_was_sent() -> None:
+    sent = job(LARGE, SMALL)
+    frames = [*pieces(sent), Submit(without(sent))]
+    data = b"".join(map(encode, frames))
+    assert len(frames) == -(-len(LARGE.rgb) // PIECE) + 2
+    assert len(encode(frames[-1])) < 4096
+    arriving, decoder, found = Arriving(), Decoder(), []
+    for start in range(0, len(data), 65_536):
+        for frame in decoder.feed(data[start : start + 65_536]):
+            if isinstance(frame, Pixels):
+                arriving.take(frame)
+            else:
+                found.append(arriving.fill(frame.job))
+    assert found == [sent]
+    # And nothing of it stays.
+    small = job(SMALL)
+    for frame in pieces(small):
+        arriving.take(frame)
+    assert arriving.fill(without(small)) == small
+
+
+def test_pixels_of_a_job_that_never_comes_are_forgotten() -> None:
+    arriving, wanted = Arriving(), job(SMALL)
+    arriving.take(next(pieces(job(LARGE))))
+    arriving.take(Pixels(b""))
+    for frame in pieces(wanted):
+        arriving.take(frame)
+    assert arriving.fill(without(wanted)) == wanted
+
+
+@pytest_asyncio.fixture
+async def engine(seers: dict[str, Seer]) -> AsyncIterator[Engine]:
+    seer = seers["mlp"]
+    engine = await Engine.start(
+        ModelSpec(str(seer.model), 256, slots=2, threads=1, gpu_layers=0, projector=str(seer.projector))
+    )
+    yield engine
+    await engine.close()
+
+
+async def answer(engine: Engine, asked: Job) -> tuple[str, Done | Failed]:
+    text = ""
+    async for event in engine.generate(asked):
+        if isinstance(event, Text):
+            text += event.text
+        else:
+            return text, event
+    raise AssertionError("no end")
+
+
+async def test_a_cancel_while_pixels_are_sent_leaves_no_trace(engine: Engine) -> None:
+    small, end = await answer(engine, job(SMALL))
+    assert isinstance(end, Done)
+    other, _ = await answer(engine, job(LARGE))
+    assert other != small
+    for turns in (0, 1, 5, 20):
+        given_up = job(HUGE)
+        generation = engine.generate(given_up)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        engine.cancel(given_up.id)
+        assert [event async for event in generation] == [Failed("cancelled", "cancelled")]
+        # Submitted while the rest of it may still be on its way.
+        (shown, _), (_, end) = await asyncio.gather(answer(engine, job(SMALL)), answer(engine, job()))
+        assert shown == small and isinstance(end, Done)
+        assert (await answer(engine, job(SMALL)))[0] == small
+        assert (await answer(engine, job(LARGE)))[0] == other
+
+
+async def test_text_passes_a_huge_picture_on_its_way(engine: Engine) -> None:
+    """72 MB go out in some hundred pieces; a job of text that comes later is sent between them."""
+    sent: list[str] = []
+    send = engine._send
+
+    def noted(frame: object) -> None:
+        name = type(frame).__name__
+        if isinstance(frame, Submit):
+            name = "picture" if frame.job.pictures else "text"
+        sent.append(name)
+        send(frame)
+
+    engine._send = noted  # type: ignore[method-assign]
+    shown = asyncio.create_task(answer(engine, job(HUGE)))
+    while "Pixels" not in sent:
+        await asyncio.sleep(0)
+    _, end = await answer(engine, job())
+    assert isinstance(end, Done)
+    assert isinstance((await shown)[1], Done)
+    assert sent.index("text") < sent.index("picture")
+    assert sent.count("Pixels") == -(-len(HUGE.rgb) // PIECE)
+
+
+async def test_a_worker_that_dies_meanwhile_takes_the_job_and_no_other(engine: Engine) -> None:
+    small, _ = await answer(engine, job(SMALL))
+    lost = asyncio.create_task(answer(engine, job(HUGE)))
+    await asyncio.sleep(0)
+    assert engine._process is not None
+    engine._process.kill()
+    assert isinstance((await lost)[1], Failed)
+    again, end = await answer(engine, job(SMALL))
+    assert again == small and isinstance(end, Done)
