@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from server.chat import HelperPool, make_parser
 from server.config import LOOPBACK_HOSTS, Config
 from server.engine import Engine
+from server.http.complete import Complete
 from server.http.console import Console
 from server.http.guard import Guard
 from server.http.health import Health
@@ -27,7 +28,7 @@ from server.http.owner import Owner
 from server.models import fetch
 from server.runtime import Runtime
 from server.runtime.faults import log_fault
-from server.state import TokenStore, default_state_dir, owner_token
+from server.state import TokenStore, continuation_secret, default_state_dir, owner_token
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ def create_app(
     Without `runtime`, helper processes and engines are started and ended with the application; so are `helpers` that
     are given. Raises StateError where the state directory cannot be used.
     """
+    tokens = tokens or TokenStore(state or default_state_dir())
     if runtime is None:
         helpers = helpers or HelperPool()
         runtime = Runtime(
@@ -58,8 +60,8 @@ def create_app(
             make_parser=make_parser,
             fetch_file=fetch,
             machine=None if host in LOOPBACK_HOSTS else socket.gethostname(),
+            secret=continuation_secret(tokens.directory),
         )
-    tokens = tokens or TokenStore(state or default_state_dir())
     tokens.on_revoked = runtime.end_token
 
     @asynccontextmanager
@@ -76,7 +78,8 @@ def create_app(
                 await helpers.close()
 
     app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False)
-    app.router.routes.extend([*Nap(runtime, tokens).routes(), *OpenAI(runtime, tokens).routes()])
+    for projection in (Nap, Complete, OpenAI):
+        app.router.routes.extend(projection(runtime, tokens).routes())
     owner = Owner(runtime, tokens, owner_token(tokens.directory))
     app.router.routes.extend([*owner.routes(), *Console(owner, helpers).routes()])
     app.router.routes.extend([*Metrics(runtime, owner).routes(), *Health(runtime, tokens, helpers).routes()])

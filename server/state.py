@@ -172,9 +172,19 @@ class TokenStore:
 
 
 def owner_token(directory: Path) -> str:
-    """The owner's token: made at the first start, kept in a file that only the owner can read."""
+    """The owner's token."""
+    return _kept(directory, "owner-token")
+
+
+def continuation_secret(directory: Path) -> bytes:
+    """What seals the continuations that this server gives out. Without it, those of before count as another's."""
+    return _kept(directory, "continuation-secret").encode()
+
+
+def _kept(directory: Path, name: str) -> str:
+    """A secret of 256 random bits: made at the first start, kept in a file that only the owner can read."""
     make_private(directory)
-    path = directory / "owner-token"
+    path = directory / name
     try:
         return path.read_text(encoding="ascii").strip()
     except FileNotFoundError:

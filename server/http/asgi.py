@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from server.wire import encode
 from server.wire.records import WireError
@@ -18,6 +18,11 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Headers = Iterable[tuple[bytes, bytes]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+T = TypeVar("T")
+
+LARGE_BODY = 32 * 1024
+"""Bytes from which a body is read in a thread."""
 
 NO_STORE = (b"cache-control", b"no-store")
 
@@ -70,6 +75,13 @@ def header(scope: Scope, name: bytes) -> bytes | None:
     return found[0] if found else None
 
 
+def require_json(scope: Scope) -> None:
+    """Raises Refused(415) where the body is declared as something else than JSON."""
+    content_type = (header(scope, b"content-type") or b"").partition(b";")[0].strip().lower()
+    if content_type != b"application/json":
+        raise Refused(415, WireError("invalid-request", "the content type must be application/json"))
+
+
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """The whole body. Raises Refused(413) as soon as it is known to be larger than `limit` bytes, and ClientGone."""
     declared = header(scope, b"content-length")
@@ -85,6 +97,11 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
             raise _too_large(limit)
         if not message.get("more_body", False):
             return bytes(body)
+
+
+async def read_with(reader: Callable[[bytes], T], body: bytes) -> T:
+    """What the reader makes of a body: of a large one in a thread, so that the event loop keeps its rhythm."""
+    return reader(body) if len(body) < LARGE_BODY else await asyncio.to_thread(reader, body)
 
 
 @contextmanager

@@ -18,8 +18,9 @@ from server.http.asgi import (
     Refused,
     Scope,
     Send,
-    header,
     read_body,
+    read_with,
+    require_json,
     respond,
     respond_json,
     watching,
@@ -45,9 +46,6 @@ from server.wire import (
     select_result,
 )
 from server.wire.records import Generation, WireError
-
-LARGE_BODY = 32 * 1024
-"""Bytes from which a body is read in a thread, so that the event loop keeps its rhythm."""
 
 RESULT = "llm.generate.result"
 DESCRIBED = "llm.describe.result"
@@ -90,13 +88,11 @@ class Nap:
     async def operate(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._check_enabled()
         caller = authenticate(scope, self._tokens)
-        content_type = (header(scope, b"content-type") or b"").partition(b";")[0].strip().lower()
-        if content_type != b"application/json":
-            raise Refused(415, WireError("invalid-request", "the content type must be application/json"))
+        require_json(scope)
         streamed = _accepts_events(scope)
         try:
             body = await read_body(scope, receive, self._runtime.limits.body_bytes)
-            envelope = await self._read(body)
+            envelope = await read_with(self._read, body)
         except ClientGone:
             return
         except BadEnvelope as bad:
@@ -114,17 +110,14 @@ class Nap:
         if not self._enabled:
             raise Refused(404, WireError("unsupported", "the llm domain is not served here"))
 
-    async def _read(self, body: bytes) -> Envelope:
-        depth = self._runtime.limits.json_depth
-        if len(body) < LARGE_BODY:
-            return read_envelope(body, max_depth=depth)
-        return await asyncio.to_thread(read_envelope, body, max_depth=depth)
-
     def _retry(self, outcome: object) -> Headers:
         """When to come again, for whom the server's end has turned away."""
         if isinstance(outcome, WireError) and outcome.extra.get("reason") == "shutdown":
             return [(b"retry-after", b"%d" % self._runtime.retry_after)]
         return []
+
+    def _read(self, body: bytes) -> Envelope:
+        return read_envelope(body, max_depth=self._runtime.limits.json_depth)
 
     async def _answer(self, caller: Caller, envelope: Select | Describe | Cancel, receive: Receive, send: Send) -> None:
         """Select, describe and cancel: one result as JSON."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from typing import Literal
@@ -18,6 +19,7 @@ from server.runtime.blocks import Blocks
 from server.runtime.clock import Timer
 from server.runtime.endpoint import Caller, Endpoint
 from server.runtime.options import Options
+from server.wire.complete import Continuation
 from server.wire.records import Delta, Generation, GenerationRequest, WireError
 
 Stage = Literal["preparing", "consent", "loading", "submitted", "decoding", "checking", "settled"]
@@ -47,13 +49,21 @@ class LiveGeneration:
         self.options = options or Options()
         self.number = number
         """The runtime's own name for it: its job with the engine, and what the owner sees."""
-        self.stage: Stage = "preparing"
+        self.entered: dict[Stage, float] = {}
+        """When it came to each stage, in seconds of `time.monotonic()`."""
+        self.stage = "preparing"
         self.outcome: Outcome | None = None
         self.cause: Cause | None = None
         """Where it was cancelled from outside: why."""
         self.connection: str | None = None
         """Key of the connection it uses, once that is known."""
         self.output_tokens = 0
+        self.tokens: array[int] = array("i")
+        """The model's output, once it is whole."""
+        self.continuation: Continuation | None = None
+        """Of its completed turn, where the options ask for one."""
+        self.replayed = 0
+        """How many earlier turns stand in its prompt as their tokens."""
         self.logprobs: list[Logprob] = []
         """Of the tokens of the answer's text so far, where the options ask for them."""
         self.created = time.time()
@@ -73,6 +83,15 @@ class LiveGeneration:
     @property
     def endpoint(self) -> Endpoint:
         return self.caller.endpoint
+
+    @property
+    def stage(self) -> Stage:
+        return self._stage
+
+    @stage.setter
+    def stage(self, stage: Stage) -> None:
+        self._stage = stage
+        self.entered.setdefault(stage, time.monotonic())
 
     @property
     def blocks(self) -> Blocks:

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from server.wire.complete import Continuation
+from server.wire.records import Requirements
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -14,6 +17,8 @@ class Options:
 
     connection: str | None = None
     """Key of the connection to use, in place of the request's handle (which is not looked at then)."""
+    needs: Requirements | None = None
+    """What the connection must be able to do. Where none is named, the first that can is used, as by `select`."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `engine.messages.Sampling` that take the place of the connection's own."""
     schema: Mapping[str, Any] | bool | None = None
@@ -26,3 +31,5 @@ class Options:
     """Texts that end the answer and are no part of it."""
     logprobs: int | None = None
     """How many of the likeliest tokens to tell with each token of the answer's text (`LiveGeneration.logprobs`)."""
+    continuations: Mapping[int, Continuation] | None = None
+    """Those that came with the request's messages, by their index. None: nobody wants any, and none is made."""

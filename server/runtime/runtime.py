@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import math
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
@@ -20,6 +21,7 @@ from server.logs import FIELDS
 from server.runtime.changes import Changes
 from server.runtime.clock import Clock, LoopClock
 from server.runtime.connections import Connection, meets
+from server.runtime.continuation import Continuations
 from server.runtime.decisions import ConsentDecision, Decisions, Disclosure, SelectionDecision, count_disclosed
 from server.runtime.endpoint import Caller, Endpoint
 from server.runtime.faults import log_fault
@@ -68,6 +70,7 @@ class Runtime:
         fetch_file: FetchFile,
         clock: Clock | None = None,
         machine: str | None = None,
+        secret: bytes | None = None,
     ) -> None:
         self.config = config
         self.limits = config.server.limits
@@ -93,6 +96,7 @@ class Runtime:
         self.handles = Handles()
         self.decisions = Decisions(self.changes.notify)
         self._chat = chat
+        self._continuations = Continuations(secret or secrets.token_bytes(32))
         self._make_parser = make_parser
         self.route = f"llama.cpp on {machine}" if machine else "llama.cpp on this machine"
         self._rate = Rate(self.limits.requests_per_minute)
@@ -318,20 +322,30 @@ class Runtime:
         return connection, capabilities
 
     async def _handle(self, live: LiveGeneration) -> str:
-        """The request's handle; where the options name a connection, the endpoint's own to that one.
+        """The request's handle; where the options name a connection or what it must do, the endpoint's own to that one.
 
         An owner who makes an endpoint's choices is asked before its first handle, as by `select`.
         """
-        if live.options.connection is None:
+        options = live.options
+        if options.connection is None and options.needs is None:
             return live.request.handle
-        connection = self.connection(live.options.connection)
-        if connection is None or not connection.enabled:
-            raise WireError("unsupported", "no such connection is offered")
-        capabilities = await connection.capabilities()
-        if live.caller.select == "ask" and not self.handles.held(live.endpoint, connection):
-            wanted = Requirements(model=connection.config.model)
+        needs = options.needs or Requirements()
+        if options.connection is None:
+            able = await self._able(needs)
+        else:
+            named = self.connection(options.connection)
+            if named is None or not named.enabled:
+                raise WireError("unsupported", "no such connection is offered")
+            capabilities = await named.capabilities()
+            able = [(named, capabilities)] if meets(named.config, capabilities, needs) else []
+            needs = replace(needs, model=named.config.model)
+        if not able:
+            raise WireError("unsupported", "no connection meets the requirements")
+        connection = able[0][0]
+        if live.caller.select == "ask":
+            held = [each for each, _ in able if self.handles.held(live.endpoint, each)]
             asked = time.monotonic()
-            await self._choose(live.caller, [(connection, capabilities)], wanted)
+            connection = held[0] if held else (await self._choose(live.caller, able, needs))[0]
             live.decided_in += time.monotonic() - asked
         return self.handles.issue(live.endpoint, connection)
 
@@ -379,6 +393,7 @@ class Runtime:
         capabilities = await connection.capabilities()
         _check_supported(request, live.options, capabilities)
         _check_temperature(request, connection)
+        key = self._continuations.key(connection.fingerprint(capabilities))
         prepared = await self._chat.prepare(
             str(await connection.ready()),
             connection.settings,
@@ -391,8 +406,10 @@ class Runtime:
                 live.options.allowed,
                 live.options.parallel,
                 live.options.stop,
+                self._continuations.open_all(live.options.continuations or {}, key, request.messages),
             ),
         )
+        live.replayed = len(prepared.replayed)
         _check_fits(prepared, connection.context_length)
         await self._authorize(live, connection)
         live.stage = "loading"
@@ -402,7 +419,10 @@ class Runtime:
             if self.handles.resolve(live.endpoint, handle) is not connection:
                 raise _selection_changed()
             job = self._job(live, connection, prepared, deadline)
-            return await self._decode(live, engine, job, prepared)
+            generation = await self._decode(live, engine, job, prepared)
+        if live.options.continuations is not None and generation.finish in ("stop", "toolUse"):
+            live.continuation = self._continuations.seal(key, generation.content, live.tokens)
+        return generation
 
     def _job(self, live: LiveGeneration, connection: Connection, prepared: Prepared, deadline: float) -> Job:
         request = live.request
@@ -484,6 +504,7 @@ class Runtime:
                             return self._partial(live, "refusal", None)
                     elif isinstance(event, Done):
                         live.stage = "checking"
+                        live.tokens = event.tokens
                         # A stop sequence cuts an answer where the format may have had more to say.
                         found = [*parser.finish("length" if event.stopped else event.finish)]
                         if live.options.logprobs is not None:

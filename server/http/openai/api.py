@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -19,8 +18,9 @@ from server.http.asgi import (
     Refused,
     Scope,
     Send,
-    header,
     read_body,
+    read_with,
+    require_json,
     respond_json,
     watching,
 )
@@ -33,9 +33,6 @@ from server.runtime import Caller, Endpoint, Runtime
 from server.runtime.connections import Connection
 from server.state import TokenStore
 from server.wire.records import WireError
-
-LARGE_BODY = 32 * 1024
-"""Bytes from which a body is read in a thread, so that the event loop keeps its rhythm."""
 
 Read = Callable[[Mapping[str, Any]], chat.ChatRequest | responses.ResponseRequest]
 
@@ -88,16 +85,14 @@ class OpenAI:
 
     async def _generate(self, read: Read, prefix: str, scope: Scope, receive: Receive, send: Send) -> None:
         caller = self._caller(scope)
-        content_type = (header(scope, b"content-type") or b"").partition(b";")[0].strip().lower()
-        if content_type != b"application/json":
-            raise ApiError(415, "the content type must be application/json")
+        require_json(scope)
         limits = self._runtime.limits
         body = await read_body(scope, receive, limits.body_bytes)
 
-        def asking() -> chat.ChatRequest | responses.ResponseRequest:
+        def asking(body: bytes) -> chat.ChatRequest | responses.ResponseRequest:
             return read(read_json(body, max_depth=limits.json_depth))
 
-        asked = asking() if len(body) < LARGE_BODY else await asyncio.to_thread(asking)
+        asked = await read_with(asking, body)
         connection = self._connection(asked.model)
         try:
             live = self._runtime.generate(

@@ -1,0 +1,150 @@
+"""`POST /llm/complete`: the mhome LLM contract, one request and one response (complete-binding)."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Mapping
+from typing import Any, Final
+
+from starlette.routing import Route
+
+from server import config
+from server.http.asgi import (
+    Asgi,
+    ClientGone,
+    Receive,
+    Refused,
+    Scope,
+    Send,
+    read_body,
+    read_with,
+    require_json,
+    respond_json,
+    watching,
+)
+from server.http.callers import authenticate
+from server.runtime import LiveGeneration, Options, Runtime
+from server.state import TokenStore
+from server.wire.complete import CompleteRequest, read_complete, write_completion
+from server.wire.message_schema import MESSAGE_SCHEMA
+from server.wire.records import ErrorCode, Generation, Requirements, WireError
+
+STATUS: Final[Mapping[ErrorCode, int]] = {
+    "invalid-request": 400,
+    "user-cancelled": 403,
+    "cancelled": 409,
+    "unsupported": 422,
+    "quota-exceeded": 429,
+    "provider-error": 502,
+    "timeout": 504,
+}
+DEFAULT_MODE = "default"
+"""The mode of a request that names none."""
+
+
+class Complete:
+    """The routes of one runtime."""
+
+    def __init__(self, runtime: Runtime, tokens: TokenStore) -> None:
+        self._runtime = runtime
+        self._tokens = tokens
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/llm/complete", Asgi(self.complete), methods=["POST"]),
+            Route("/llm/message.v1.schema.json", Asgi(self.schema), methods=["GET"]),
+        ]
+
+    async def schema(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The contract of a message. It is no secret: no token is needed."""
+        self._check_enabled()
+        await respond_json(send, MESSAGE_SCHEMA)
+
+    async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._check_enabled()
+        caller = authenticate(scope, self._tokens)
+        require_json(scope)
+        live: LiveGeneration | None = None
+        try:
+            body = await read_body(scope, receive, self._runtime.limits.body_bytes)
+            request = await read_with(self._read, body)
+            live = self._runtime.generate(caller, secrets.token_hex(16), request.generation, self._options(request))
+            with watching(receive, live.abandon):
+                outcome = await live.result()
+            if isinstance(outcome, WireError):
+                raise outcome
+        except ClientGone:
+            return
+        except WireError as error:
+            raise _refused(error) from None
+        finally:
+            if live is not None:
+                # Whatever ended this request early, a cancelled task included: nobody reads the answer now.
+                live.abandon()
+        await respond_json(send, self._response(request, live, outcome))
+
+    def _check_enabled(self) -> None:
+        if not self._runtime.config.server.enabled:
+            raise Refused(404, WireError("unsupported", "the llm domain is not served here"))
+
+    def _read(self, body: bytes) -> CompleteRequest:
+        return read_complete(body, max_depth=self._runtime.limits.json_depth)
+
+    def _options(self, request: CompleteRequest) -> Options:
+        """Raises `unsupported` where no connection is meant to serve this, or none takes such input."""
+        declared = request.constraints
+        if others := sorted(declared.input - {"image"}):
+            raise WireError("unsupported", f"constraints.input: no connection here accepts {others[0]} input")
+        return Options(
+            connection=self._connection(request),
+            needs=Requirements(
+                images="image" in declared.input, json=declared.structured_output, tools=declared.tool_calling
+            ),
+            schema=request.schema,
+            continuations=request.continuations,
+        )
+
+    def _connection(self, request: CompleteRequest) -> str | None:
+        if request.use_case is None and request.mode is None:
+            return None
+        found = self._runtime.config.routes.get(config.Route(request.use_case, request.mode))
+        if found is None:
+            raise WireError("unsupported", "no route is configured for this useCase and mode")
+        return found
+
+    def _response(self, request: CompleteRequest, live: LiveGeneration, generation: Generation) -> dict[str, Any]:
+        connection = self._runtime.connection(live.connection or "")
+        assert connection is not None
+        route = {
+            "provider": self._runtime.route,
+            "model": connection.config.model,
+            "mode": request.mode or DEFAULT_MODE,
+        }
+        response = write_completion(generation, route=route, continuation=live.continuation)
+        if request.diagnostics:
+            response["diagnostics"] = _diagnostics(request, live, generation)
+        return response
+
+
+def _diagnostics(request: CompleteRequest, live: LiveGeneration, generation: Generation) -> dict[str, Any]:
+    """Where the time went, in milliseconds, and what was found in the cache. Never content."""
+    stages = sorted(live.entered.items(), key=lambda stage: stage[1])
+    timings = {stage: round(1000 * (then - at), 3) for (stage, at), (_, then) in itertools.pairwise(stages)}
+    usage = generation.usage
+    return {
+        "timings": {**timings, "total": round(1000 * (stages[-1][1] - stages[0][1]), 3)},
+        "cache": {
+            "prompt_tokens": usage.input_tokens if usage else 0,
+            "cached_tokens": (usage.cache_read_tokens or 0) if usage else 0,
+            "continuations_given": len(request.continuations),
+            "continuations_replayed": live.replayed,
+        },
+    }
+
+
+def _refused(error: WireError) -> Refused:
+    if error.code == "selection-expired":
+        # There is no selection here: the connection was taken away while it was in use.
+        error = WireError("cancelled", "the connection has changed; ask again")
+    return Refused(STATUS[error.code], error)
