@@ -7,6 +7,7 @@ import json
 import time
 from array import array
 from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ import pytest_asyncio
 from server.app import create_app
 from server.config import Config, ConnectionConfig, ServerConfig, Source
 from server.engine import Done, Engine, Text, Vocab, llama
-from server.engine.messages import Job
+from server.engine.messages import Event, Job
 from server.state import TokenStore
+from tests.chat.standin import write_model
 from tests.http.conftest import listening
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -54,9 +56,10 @@ def result_of(message: dict[str, Any], result: Any = "High at noon.") -> dict[st
 class House:
     """A server over SmolLM2 that samples greedily, and what its engine was asked."""
 
-    def __init__(self, client: httpx.AsyncClient, runtime: Any, config: ConnectionConfig) -> None:
-        self.client, self.runtime, self.config = client, runtime, config
+    def __init__(self, client: httpx.AsyncClient, runtime: Any) -> None:
+        self.client, self.runtime = client, runtime
         self.jobs: list[Job] = []
+        self.ends: list[Done] = []
 
     async def complete(self, *messages: dict[str, Any], status: int = 200, **fields: Any) -> dict[str, Any]:
         body = {"messages": [*messages], "constraints": DECLARED, "diagnostics": True, **fields}
@@ -68,34 +71,39 @@ class House:
         engine = self.runtime.connections[0].loaded
         generate = engine.generate
 
-        def watched(job: Job) -> Any:
+        async def watched(job: Job) -> AsyncIterator[Event]:
             self.jobs.append(job)
-            return generate(job)
+            async with aclosing(generate(job)) as events:
+                async for event in events:
+                    if isinstance(event, Done):
+                        self.ends.append(event)
+                    yield event
 
         engine.generate = watched
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def house(tmp_path_factory: Any, smollm2: Path) -> AsyncIterator[House]:
+@asynccontextmanager
+async def house_of(directory: Path, model: Path, **settings: Any) -> AsyncIterator[House]:
     connection = ConnectionConfig(
-        "smollm2", "SmolLM2", "SmolLM2-135M-Instruct", Source(path=smollm2), context_length=4096, temperature=0
+        "one", "One", "one", Source(path=model), context_length=4096, slots=4, temperature=0, **settings
     )
-    directory = tmp_path_factory.mktemp("state")
     tokens = TokenStore(directory)
     token = tokens.create("test", consent="always")
     app = create_app(Config(ServerConfig(), (connection,)), tokens=tokens)
+    headers = {"authorization": f"Bearer {token}"}
     async with (
         listening(app) as port,
-        httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}",
-            headers={"authorization": f"Bearer {token}"},
-            timeout=None,
-            verify=False,
-        ) as client,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=None, verify=False) as client,
     ):
-        made = House(client, app.state.runtime, connection)
-        await made.complete(text("user", "Hi"), options={"maxTokens": 1})
-        made.watch()
+        house = House(client, app.state.runtime)
+        await house.complete(text("user", "Hi"), options={"maxTokens": 1})
+        house.watch()
+        yield house
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def house(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> AsyncIterator[House]:
+    async with house_of(tmp_path_factory.mktemp("state"), smollm2) as made:
         yield made
 
 
@@ -152,7 +160,7 @@ async def test_a_loop_of_calls_goes_on_in_the_very_context_of_its_first_turn(hou
 
 async def test_without_their_continuation_the_turns_tokens_are_the_templates(house: House) -> None:
     house.jobs.clear()
-    conversation, first = await loop(house, "Other rules. " + RULES)
+    conversation, _ = await loop(house, "Other rules. " + RULES)
     del conversation[2]["continuation"]
     second = await house.complete(*conversation, tools=[LOOK], options={"maxTokens": 1})
     assert second["diagnostics"]["cache"] == {
@@ -164,46 +172,69 @@ async def test_without_their_continuation_the_turns_tokens_are_the_templates(hou
     assert second["finishReason"] == "length" and "continuation" not in second["message"]
 
 
-async def test_a_conversation_in_words_is_one_uninterrupted_context(house: House, smollm2: Path) -> None:
-    """Against llama.cpp itself: the first prompt and every token of its answer, then what stands behind, in one go."""
-    house.jobs.clear()
-    asked = [text("user", "Say hello in one short sentence.")]
-    first = await house.complete(*asked, options={"maxTokens": 60})
-    assert first["finishReason"] == "stop"
-    second = await house.complete(*asked, first["message"], text("user", "Say it again."), options={"maxTokens": 12})
-    before, job = house.jobs
-    said, again = tokens_of(first["message"]), b"".join
-    rest = job.tokens[len(before.tokens) + len(said) :]
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
-    vocab_ = Vocab.load(str(smollm2))
-    model = llama.Model(str(smollm2), repack=Engine._repack)
-    context = llama.Context(model, cells=512, sequences=1, batch=256, threads=1)
-    batch = llama.Batch(256)
-    past = 0
 
-    def decode(tokens: array[int]) -> int:
+@pytest.fixture(scope="module")
+def exact(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """F32 weights: what a token's logits are does not depend on how its context came about."""
+    path = tmp_path_factory.mktemp("exact") / "exact.gguf"
+    base = sdist / "vendor/llama.cpp/models/ggml-vocab-gpt-2.gguf"
+    write_model(path, base, ["<|im_start|>", "<|im_end|>"], size=600, template=CHATML, plain=True)
+    return path
+
+
+class Context:
+    """llama.cpp's own, that is never left: one sequence, fed what it is told."""
+
+    def __init__(self, path: Path) -> None:
+        self.model = llama.Model(str(path), repack=Engine._repack)
+        self.context = llama.Context(self.model, cells=1024, sequences=1, batch=512, threads=1)
+        self.batch = llama.Batch(512)
+        self.past = 0
+
+    def decode(self, tokens: array[int]) -> int:
         """The likeliest token behind these."""
-        nonlocal past
-        count = len(tokens)
-        batch.token[:count], batch.position[:count] = tokens, range(past, past + count)
+        count, batch = len(tokens), self.batch
+        batch.token[:count], batch.position[:count] = tokens, range(self.past, self.past + count)
         batch.sequence[:count], batch.output[:count] = 0, 0
         batch.output[count - 1] = 1
-        assert context.decode(batch, count) == llama.OK
-        past += count
-        return int(context.logits(1)[0].argmax())
+        assert self.context.decode(batch, count) == llama.OK
+        self.past += count
+        return int(self.context.logits(1)[0].argmax())
 
-    next_token = decode(before.tokens)
+    def close(self) -> None:
+        self.context.close()
+        self.model.close()
+
+
+async def test_a_conversation_is_one_uninterrupted_context(exact: Path, tmp_path: Path) -> None:
+    """Against llama.cpp itself: the first prompt, the answer token by token, what stands behind, and on from there."""
+    colours = {"enum": ["red", "green", "blue"]}
+    schema = {"type": "object", "properties": {"a": colours}, "required": ["a"], "additionalProperties": False}
+    wanted = {"type": "json_schema", "schema": schema}
+    async with house_of(tmp_path, exact) as house:
+        asked = [text("user", "What is it?")]
+        first = await house.complete(*asked, responseFormat=wanted)
+        assert first["finishReason"] == "stop" and json.loads(first["message"]["content"][0]["text"])
+        turns = [*asked, first["message"], text("user", "And then?")]
+        second = await house.complete(*turns, options={"maxTokens": 24})
+    before, job = house.jobs[-2:]
+    said = tokens_of(first["message"])
+    assert job.tokens[: len(before.tokens) + len(said)] == before.tokens + said
+    context = Context(exact)
+    context.decode(before.tokens)
     for token in said:
-        assert next_token == token, (vocab_.piece(next_token), vocab_.piece(token), before.sampling, vocab_.piece(token), b"".join(map(vocab_.piece, before.tokens)), before.pictures, before.scope)
-        next_token = decode(array("i", [token]))
-    found = [decode(rest)]
-    while len(found) < 12 and not model.is_eog(found[-1]):
-        found.append(decode(array("i", [found[-1]])))
-    vocab = Vocab.load(str(smollm2))
-    words = again(vocab.piece(token) for token in found if not model.is_eog(token)).decode()
-    assert second["message"]["content"] == [{"type": "text", "text": words}]
+        context.decode(array("i", [token]))
+    found = [context.decode(job.tokens[len(before.tokens) + len(said) :])]
+    while len(found) < 24:
+        found.append(context.decode(array("i", found[-1:])))
     context.close()
-    model.close()
+    assert house.ends[-1].tokens == array("i", found)
+    assert second["usage"]["cached_input_tokens"] > len(before.tokens)
 
 
 async def test_a_continuation_survives_a_json_store(house: House) -> None:
