@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from server.chat import Capabilities, ChatSettings, Conversation, Prepared
+from server.chat import ChatSettings
 from server.config import ConnectionConfig, Source, Support
 from server.engine.messages import Sampling
 from server.wire.records import WireError
@@ -16,22 +16,8 @@ from tests.runtime.doubles import ChatDouble, World
 from tests.runtime.test_generation import begin
 
 
-class _Listening(ChatDouble):
-    def __init__(self) -> None:
-        super().__init__()
-        self.settings: list[Any] = []
-
-    async def inspect(self, model_path: str, settings: Any) -> Capabilities:
-        self.settings.append(settings)
-        return await super().inspect(model_path, settings)
-
-    async def prepare(self, model_path: str, settings: Any, conversation: Conversation) -> Prepared:
-        self.settings.append(settings)
-        return await super().prepare(model_path, settings, conversation)
-
-
 async def test_settings_reach_the_chat(tmp_path: Path) -> None:
-    chat = _Listening()
+    chat = ChatDouble()
     chat.capabilities = replace(chat.capabilities, thinking=True, reasoning_efforts=("low", "high"))
     connection = ConnectionConfig(
         "a",
