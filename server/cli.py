@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import logging
 import os
 import shutil
 import socket
@@ -18,10 +19,12 @@ from typing import get_args
 from rich.console import Console
 
 from server import library
-from server.config import Config, ConfigError, load_config
-from server.logs import LogFormat
-from server.models import ModelError, cache_directory, cached, label
+from server.config import Config, ConfigError, Source, load_config
+from server.logs import LogFormat, start_logging
+from server.models import ModelError, cache_directory, cached, fetch, label
 from server.state import Consent, Select, StateError, TokenStore, default_state_dir, owner_token
+
+log = logging.getLogger(__name__)
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8033
@@ -293,8 +296,13 @@ def _serve(options: argparse.Namespace) -> int:
     config = load_config(options.models)
     listener = _listen(options.host, options.port)
     host, port = listener.getsockname()[:2]
+    log_format = options.log_format or config.server.log_format
+    fetch_one: Callable[[Source], Path] = library.fetch_shown
+    if log_format == "json":
+        start_logging(log_format)
+        fetch_one = _fetch_logged
     for connection in config.connections:
-        library.fetch_shown(connection.source)
+        fetch_one(connection.source)
 
     # What the other commands do not need is imported here: they answer at once.
     from server.serving import serve
@@ -304,10 +312,17 @@ def _serve(options: argparse.Namespace) -> int:
         listener,
         host=options.host,
         state=options.state,
-        log_format=options.log_format or config.server.log_format,
+        log_format=log_format,
         announce=lambda: _announce(config, host, port, owner_token(options.state)),
     )
     return 0 if served else 1
+
+
+def _fetch_logged(source: Source) -> Path:
+    """For a log that nothing but records may stand in."""
+    if source.path is None and cached(source) is None:
+        log.info("fetching %s", label(source))
+    return fetch(source)
 
 
 def _listen(host: str, port: int) -> socket.socket:

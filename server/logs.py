@@ -30,7 +30,8 @@ def start_logging(format: LogFormat) -> None:
     handler.setFormatter(JsonFormatter() if format == "json" else ConsoleFormatter())
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
     logging.captureWarnings(True)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    for chatty in ("uvicorn", "httpx"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
 
 
 def fault(error: BaseException) -> str:

