@@ -121,9 +121,10 @@ async def site_of(
     *,
     real_clock: bool = True,
     helpers: HelperPool | None = None,
+    file: Path | None = None,
     **options: Any,
 ) -> AsyncIterator[Site]:
-    world = World(directory / "model.gguf", server=server, real_clock=real_clock, **options)
+    world = World(file or directory / "model.gguf", server=server, real_clock=real_clock, **options)
     tokens = TokenStore(directory / "state")
     token = tokens.create("shell", consent="always")
     app = create_app(world.config, world.runtime, tokens=tokens, helpers=helpers)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 from array import array
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from server.chat import Capabilities, ChatSettings, Conversation, Prepared
 from server.chat.events import BlockDelta, BlockEnd, BlockEvent, BlockStart
-from server.config import Config, ConnectionConfig, Limits, ServerConfig, Source
+from server.config import Config, ConnectionConfig, Limits, Route, ServerConfig, Source
 from server.engine.counts import Counts
 from server.engine.messages import Done, EngineStats, Event, Failed, Job, ModelInfo, ModelSpec, Picture, Stop, Text
 from server.runtime import Caller, Endpoint, Runtime
@@ -112,8 +112,9 @@ class Run:
             self.said += 1
             self.events.put_nowait(Text(text, 1))
 
-    def done(self, finish: str = "stop") -> None:
-        self.events.put_nowait(Done(finish, len(self.job.tokens), self.said, 0))  # type: ignore[arg-type]
+    def done(self, finish: str = "stop", *, tokens: Sequence[int] = (), cached: int = 0) -> None:
+        output = array("i", tokens)
+        self.events.put_nowait(Done(finish, len(self.job.tokens), self.said, cached, tokens=output))  # type: ignore[arg-type]
 
     def fail(self, code: str = "provider-error", words: str = "died", **extra: str) -> None:
         self.events.put_nowait(Failed(code, words, extra))  # type: ignore[arg-type]
@@ -216,6 +217,8 @@ class World:
         real_clock: bool = False,
         chat: ChatService | None = None,
         make_parser: MakeParser | None = None,
+        routes: Mapping[Route, str] | None = None,
+        secret: bytes | None = None,
     ) -> None:
         if not file.exists():
             file.write_bytes(b"model")
@@ -233,6 +236,7 @@ class World:
         self.config = Config(
             server=server,
             connections=connections or (ConnectionConfig(key="first", name="First", model="first-1", source=source),),
+            routes=routes or {},
         )
         self.runtime = Runtime(
             self.config,
@@ -242,6 +246,7 @@ class World:
             fetch_file=lambda source: source.path or file,
             clock=None if real_clock else self.clock,
             machine=machine,
+            secret=secret,
         )
 
     async def start_engine(self, spec: ModelSpec) -> EngineDouble:
