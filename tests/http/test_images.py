@@ -255,3 +255,34 @@ async def test_the_openai_api_takes_a_tiny_image(house: House) -> None:
         "/v1/chat/completions", json=body | {"messages": [{"role": "user", "content": broken}]}
     )
     assert response.status_code == 400, response.text
+
+
+async def test_llm_complete_takes_an_image_and_goes_on_with_it(house: House) -> None:
+    """Its first connection is `mlp`. The next turn finds image and answer in the cache, as the tokens they were."""
+    tiny = image(png(2, 2))
+    shown = {"type": "image", "image": {"base64": tiny["data"], "mimeType": "image/png"}}
+    asked = {"role": "user", "content": [text("see"), shown]}
+    declared = {"constraints": {"input": ["image"], "structured_output": True}, "diagnostics": True}
+    # A schema is what lets a model of random weights come to an end.
+    declared["responseFormat"] = {"type": "json_schema", "schema": {"enum": ["a hall"]}}
+
+    async def complete(*messages: dict[str, Any], **fields: Any) -> httpx.Response:
+        return await house.client.post("/llm/complete", json={"messages": messages, **fields})
+
+    first = await complete(asked, **declared)
+    assert first.status_code == 200, first.text
+    answer = first.json()
+    assert answer["message"]["content"] == [text('"a hall"')]
+    direct = await house.ask("mlp", user(text("see"), tiny))
+    assert answer["usage"]["input_tokens"] == direct["usage"]["inputTokens"]
+    second = await complete(asked, answer["message"], {"role": "user", "content": [text("again")]}, **declared)
+    assert second.status_code == 200, second.text
+    assert second.json()["diagnostics"]["cache"]["continuations_replayed"] == 1
+    assert second.json()["usage"]["cached_input_tokens"] >= answer["usage"]["input_tokens"]
+    undeclared = await complete(asked)
+    assert undeclared.json()["error"]["code"] == "invalid-request"
+    broken = {"type": "image", "image": {"base64": "AAAA", "mimeType": "image/png"}}
+    refused = await complete({"role": "user", "content": [broken]}, **declared)
+    assert refused.json()["error"]["code"] == "invalid-request"
+    elsewhere = {"role": "assistant", "content": [shown]}
+    assert (await complete(asked, elsewhere, asked, **declared)).json()["error"]["code"] == "unsupported"
