@@ -213,7 +213,7 @@ class _History:
             "reasoning": self._reasoning,
         }
         kind = value.get("type", "message")
-        if kind not in kinds:
+        if not isinstance(kind, str) or kind not in kinds:
             raise bad(f"{at}.type must be one of {', '.join(kinds)}", f"{at}.type", "unsupported_parameter")
         kinds[kind](value, at)
 
