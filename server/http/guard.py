@@ -29,7 +29,15 @@ _ALLOWED = (
     (
         b"access-control-allow-headers",
         b"Authorization, Content-Type, Napplet-Identity, Napplet-Endpoint, Napplet-Account, Napplet-Consent, "
-        b"X-Request-Id",
+        b"X-Request-Id, "
+        # What OpenAI's JavaScript client says of itself; a browser sends nothing where one of them is not allowed.
+        + b", ".join(
+            b"X-Stainless-" + name
+            for name in (
+                *(b"Arch", b"Lang", b"OS", b"Package-Version", b"Runtime", b"Runtime-Version"),
+                *(b"Retry-Count", b"Timeout", b"Helper-Method"),
+            )
+        ),
     ),
     (b"access-control-max-age", b"600"),
 )

@@ -86,6 +86,7 @@ async def test_the_preflight(site: Site) -> None:
     assert {"GET", "POST", "DELETE"} == set(response.headers["access-control-allow-methods"].split(", "))
     allowed = response.headers["access-control-allow-headers"].lower()
     assert all(name in allowed for name in ("authorization", "napplet-identity", "napplet-consent", "content-type"))
+    assert "x-stainless-runtime-version" in allowed
     assert response.headers["access-control-allow-private-network"] == "true"
     plain = await site.client.options(
         "/nap/llm", headers={**preflight(SHELL), "access-control-request-private-network": "no"}
