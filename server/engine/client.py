@@ -53,6 +53,8 @@ _log = logging.getLogger(__name__)
 _BACK_OFF = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before the n-th restart in a row; the row ends when a worker has lived for `_STABLE` seconds."""
 _STABLE = 60.0
+_STARTING = 60.0
+"""Seconds a new worker may be silent at least: it imports its modules before it can answer."""
 _GRACE = 2.0
 """Seconds a worker gets to exit by itself once its socket is closed."""
 
@@ -203,6 +205,7 @@ class Engine:
         self._load = (0, 0)
         self._last_output = 0.0
         self._watchdog = Watchdog()
+        self._heard = False
         self.counts = Counts()
 
     @property
@@ -350,6 +353,7 @@ class Engine:
                     self._end(generation, end, told=True)
             self._load = (frame.active, frame.queued)
         elif isinstance(frame, Pong):
+            self._heard = True
             self._watchdog.answered(frame.steps, frame.cpu, time.monotonic())
         elif isinstance(frame, Crashed):
             _log.error("the worker failed: %s", frame.trace)
@@ -393,7 +397,7 @@ class Engine:
             raise
         self._connection = connection
         self._send(Load(self._spec, repack and Engine._repack))
-        await asyncio.wait([self._answer, connection.closed], return_when=asyncio.FIRST_COMPLETED)
+        await self._first_word(connection, self._answer)
         if self._answer.done():
             answer = self._answer.result()
             if isinstance(answer, Ready):
@@ -402,6 +406,27 @@ class Engine:
             return answer
         await self._stop_worker()
         return None
+
+    async def _first_word(self, connection: _Connection, answer: asyncio.Future[Ready | Refused]) -> None:
+        """Returns when a new worker has said something or died. One that falls silent is killed: it is refused.
+
+        How far it has come nobody knows: a model may lie on a slow disk. So it need only show that it lives.
+        """
+        period = max(self._spec.patience, _STARTING) / CHECKS if self._spec.patience else None
+        silent = 0
+        while not (
+            await asyncio.wait((answer, connection.closed), timeout=period, return_when=asyncio.FIRST_COMPLETED)
+        )[0]:
+            silent = 0 if self._heard else silent + 1
+            self._heard = False
+            if silent > CHECKS:
+                _log.error("the worker has fallen silent while it loaded the model: it is killed")
+                self.counts.hangs += 1
+                assert self._process is not None
+                self._process.kill()
+                answer.set_result(Refused("the worker hung while it loaded the model", "no answer"))
+                return
+            self._send(Ping())
 
     async def _stop_worker(self) -> None:
         """Close the socket, which tells the worker to exit, and see that it has."""

@@ -19,7 +19,8 @@ import threading
 import time
 import traceback
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import takewhile
 from typing import Literal
@@ -694,6 +695,46 @@ def context_size(spec: ModelSpec, model: llama.Model) -> tuple[int, int]:
     return min(length, cells), cells
 
 
+def load(connection: socket.socket, spec: ModelSpec, repack: bool) -> Worker | Refused:
+    said: list[str] = []
+    llama.log_to(lambda level, text: said.append(text.strip()) if level >= llama.LOG_WARN else None)
+    try:
+        gguf.read(spec.path)
+        return Worker(connection, spec, repack=repack)
+    except EngineError as error:
+        return Refused(error.reason, error.reason)
+    except llama.LoadError as error:
+        return Refused(str(error), " ".join(said[-3:]))
+    finally:
+        llama.log_to(None)
+
+
+@contextmanager
+def answering(connection: socket.socket, decoder: Decoder) -> Iterator[None]:
+    """Meanwhile a thread answers whether this process lives; nothing else is asked before the model is loaded. A socket
+    that closes ends the process."""
+    over = threading.Event()
+    readable = select.poll()
+    readable.register(connection, select.POLLIN)
+
+    def answer() -> None:
+        while not over.is_set():
+            if readable.poll(20):
+                data = connection.recv(1 << 16)
+                if not data:
+                    os._exit(0)
+                for _ in decoder.feed(data):
+                    connection.sendall(encode(Pong(0, time.process_time())))
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 def main() -> None:
     """Serve one model on the socket whose file descriptor is the first argument."""
     connection = socket.socket(fileno=int(sys.argv[1]))
@@ -704,18 +745,12 @@ def main() -> None:
         if not data:
             return
         frames = decoder.feed(data)
-    said: list[str] = []
-    llama.log_to(lambda level, text: said.append(text.strip()) if level >= llama.LOG_WARN else None)
-    try:
-        gguf.read(frames[0].spec.path)
-        worker = Worker(connection, frames[0].spec, repack=frames[0].repack)
-    except EngineError as error:
-        connection.sendall(encode(Refused(error.reason, error.reason)))
+    with answering(connection, decoder):
+        loaded = load(connection, *frames[0])
+    if isinstance(loaded, Refused):
+        connection.sendall(encode(loaded))
         return
-    except llama.LoadError as error:
-        connection.sendall(encode(Refused(str(error), " ".join(said[-3:]))))
-        return
-    llama.log_to(None)
+    worker = loaded
     connection.sendall(encode(Ready(worker.info)))
     threading.Thread(target=worker.receive, args=(decoder,), daemon=True).start()
     try:

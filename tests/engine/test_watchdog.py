@@ -6,14 +6,18 @@ import asyncio
 import logging
 import os
 import signal
+import socket
+import subprocess
 from pathlib import Path
 
 import psutil
 import pytest
 
-from server.engine import Engine, ModelSpec, Vocab
+from server.engine import Engine, EngineError, ModelSpec, Vocab, client
 from server.engine import watchdog as module
+from server.engine.protocol import Decoder, Ping, Pong, encode
 from server.engine.watchdog import CHECKS, LONGEST, Watchdog
+from server.engine.worker import answering
 from tests.engine.conftest import Model, collect
 from tests.engine.test_generate import LETTERS, LONG
 
@@ -94,6 +98,40 @@ async def test_a_stopped_worker_without_work_is_left_alone(smollm2: Path, vocab:
         assert engine.counts.hangs == 0
     finally:
         await engine.close()
+
+
+async def test_a_worker_that_stops_while_it_loads_is_killed(
+    smollm2: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def stopped(fd: int) -> subprocess.Popen[bytes]:
+        started.append(start(fd))
+        started[-1].send_signal(signal.SIGSTOP)
+        return started[-1]
+
+    start = client._popen
+    monkeypatch.setattr(client, "_popen", stopped)
+    monkeypatch.setattr(client, "_STARTING", 0.2)
+    with pytest.raises(EngineError, match="hung while it loaded"):
+        await Engine.start(ModelSpec(str(smollm2), context_length=512, patience=0.2))
+    (worker,) = started
+    assert worker.returncode == -signal.SIGKILL
+    assert "fallen silent" in caplog.text
+    assert Engine._repack, "it did not die of repacked weights"
+
+
+def test_a_worker_answers_while_it_loads() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(10)
+        with answering(theirs, Decoder()):
+            for _ in range(3):
+                ours.sendall(encode(Ping()))
+                (pong,) = Decoder().feed(ours.recv(1000))
+                assert isinstance(pong, Pong) and pong.steps == 0 and pong.cpu > 0
+        ours.sendall(encode(Ping()))
+        assert Decoder().feed(theirs.recv(1000)) == [Ping()], "left for whoever reads next"
 
 
 async def test_a_long_prefill_in_one_step_is_no_hang(
