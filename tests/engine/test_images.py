@@ -80,7 +80,7 @@ class Bench:
             if isinstance(part, Picture):
                 pictures.append((len(tokens), part))
             else:
-                tokens += self.vocab.tokenize([Segment(part, control=True)])
+                tokens += self.vocab.tokenize([Segment(part, control=True)], begins=part is prompt[0])
         job = Job(
             number, tokens, GREEDY, scope or f"scope {number}", 0, max_tokens=max_tokens, pictures=tuple(pictures)
         )
@@ -134,14 +134,14 @@ def bench(seer: Seer) -> Iterator[Bench]:
 def reference(seer: Seer, prompt: Prompt, count: int) -> list[int]:
     """The greedy continuation as mtmd's own helper computes it, from text with markers."""
     model = llama.Model(str(seer.model), repack=False, gpu_layers=0)
-    context = llama.Context(model, cells=512, sequences=1, batch=256, threads=1, flash=False)
+    context = llama.Context(model, cells=1024, sequences=1, batch=256, threads=1, flash=False)
     projector = Projector.load(str(seer.projector), model, threads=1, gpu=False)
     assert projector is not None
     m, marker = projector._m, projector._m.mtmd_default_marker()
     text = b"".join(marker if isinstance(part, Picture) else part.encode() for part in prompt)
     bitmaps = [projector._bitmap(each.width, each.height, each.rgb) for each in prompt if isinstance(each, Picture)]
     chunks = m.mtmd_input_chunks_init()
-    given = m.mtmd_input_text(text, len(text), False, True)
+    given = m.mtmd_input_text(text, len(text), True, True)
     found = (ctypes.c_void_p * len(bitmaps))(*bitmaps)
     assert m.mtmd_tokenize(projector._p, chunks, ctypes.byref(given), found, len(bitmaps)) == 0
     past = llama.C.llama_pos()
