@@ -323,7 +323,12 @@ async def start_body(asked: Server, body: Mapping[str, Any]) -> Stream:
 
 async def ask(asked: Server, request: Request) -> Outcome:
     """The request from start to end."""
-    stream = await start_body(asked, asked.body(request))
+    return await ask_body(asked, asked.body(request))
+
+
+async def ask_body(asked: Server, body: Mapping[str, Any]) -> Outcome:
+    """The same, of a request as it stands in `body`."""
+    stream = await start_body(asked, body)
     await stream.done.wait()
     return stream.outcome
 

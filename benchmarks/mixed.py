@@ -23,7 +23,7 @@ from typing import Any
 
 import report
 import uvloop
-from drive import Outcome, Request, Server, Stream, Workload, ask, machine, percentile, spread, start_body
+from drive import Outcome, Request, Server, Stream, Workload, ask, ask_body, machine, percentile, spread, start_body
 from rich.console import Console
 from rich.table import Table
 from throughput import add_targets, milliseconds, parse_targets, started, turns
@@ -39,6 +39,10 @@ def prompt(number: int) -> Request:
     request.system += " " + request.system[: len(request.system) // 5]
     request.max_tokens = 4
     return request
+
+
+def long_body(asked: Server, number: int) -> Mapping[str, Any]:
+    return asked.body(prompt(number))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +63,19 @@ class Round:
         return self.beside.ttft / self.alone.ttft
 
 
-async def run_round(asked: Server, number: int, answers: int, idle: float) -> Round:
-    """`idle`: seconds in which the answers run undisturbed. Raises RuntimeError where anything failed."""
-    alone = await ask(asked, prompt(2 * number))
+async def run_round(
+    asked: Server, number: int, answers: int, idle: float, body: Callable[[Server, int], Mapping[str, Any]] = long_body
+) -> Round:
+    """`idle`: seconds in which the answers run undisturbed; `body`: what disturbs them then, fresh for each number.
+
+    Raises RuntimeError where anything failed.
+    """
+    alone = await ask_body(asked, body(asked, 2 * number))
     async with running(asked, number, answers) as streams:
         undisturbed = time.perf_counter()
         await asyncio.sleep(idle)
         sent = time.perf_counter()
-        beside = await ask(asked, prompt(2 * number + 1))
+        beside = await ask_body(asked, body(asked, 2 * number + 1))
     for outcome in (alone, beside, *(each.outcome for each in streams if not each.given_up)):
         if not outcome.good:
             raise RuntimeError(outcome.error or "a request was answered with nothing")
@@ -138,11 +147,11 @@ async def measure(options: argparse.Namespace, targets: Mapping[str, Server]) ->
         "rounds": options.rounds,
         "machine": machine(),
         "streams": options.streams,
-        "targets": {name: _figures(done) for name, done in rounds.items()},
+        "targets": {name: figures(done) for name, done in rounds.items()},
     }
 
 
-def _figures(rounds: list[Round]) -> dict[str, Any]:
+def figures(rounds: list[Round]) -> dict[str, Any]:
     return {
         "prompt_tokens": spread([each.prompt_tokens for done in rounds for each in (done.alone, done.beside)]),
         "cached_tokens": spread([each.cached_tokens for done in rounds for each in (done.alone, done.beside)]),
@@ -155,9 +164,9 @@ def _figures(rounds: list[Round]) -> dict[str, Any]:
     }
 
 
-def show(found: Mapping[str, Any]) -> None:
-    table = Table(title=f"{found['streams']} answers, a long prompt, {found['rounds']} rounds: median (min to max), ms")
-    for heading in ("target", "p95 gap idle", "beside prefill", "ratio", "TTFT idle", "beside answers", "ratio"):
+def show(found: Mapping[str, Any], what: str = "a long prompt") -> None:
+    table = Table(title=f"{found['streams']} answers, {what}, {found['rounds']} rounds: median (min to max), ms")
+    for heading in ("target", "p95 gap idle", "beside it", "ratio", "TTFT idle", "beside answers", "ratio"):
         table.add_column(heading, justify="right")
     for name, figures in found["targets"].items():
         table.add_row(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import json
 import shlex
 import shutil
@@ -12,10 +13,12 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import cancel
+import images
 import mixed
 import overhead
 import pytest
@@ -23,6 +26,7 @@ import report
 import throughput
 import uvloop
 from drive import RUN, Nap, OpenAI, Outcome, Server, Workload, _Chunks, ask, percentile, server
+from PIL import Image
 from throughput import Load, Target, arrivals, measure, open_loop, started
 
 
@@ -311,7 +315,8 @@ async def test_a_plot_shows_every_target(suffix: str, tmp_path: Path) -> None:
 
 
 class FakeModel:
-    """A server of the wire that takes time: so long for a long prompt, so long for a token, longer beside a prefill.
+    """A server of the wire that takes time: so long for a long prompt or an image, so long for a token, longer beside a
+    prefill.
 
     What a cancel or a closed connection leaves is told at `/owner/state`.
     """
@@ -366,7 +371,8 @@ class FakeModel:
         request, at = body["request"], "prefill"
         result: dict[str, Any] = {"error": {"code": "cancelled", "message": ""}}
         try:
-            if len(request["messages"][0]["content"][0]["text"]) > 1000:
+            content = request["messages"][0]["content"]
+            if len(content[0]["text"]) > 1000 or content[-1]["type"] == "image":
                 self.prefilling += 1
                 try:
                     await asyncio.sleep(self.prefill)
@@ -462,6 +468,31 @@ async def test_answers_that_fail_are_no_measurement() -> None:
     async with scripted([failing], []) as url:
         with pytest.raises(RuntimeError, match="provider-error"):
             await mixed.run_round(Nap(url, "t"), 1, answers=1, idle=0.0)
+
+
+async def test_an_image_disturbs_answers_and_is_given_up() -> None:
+    model = FakeModel()
+    async with model.listen() as asked:
+        found = await images.measure(
+            argparse.Namespace(start=[], rounds=1, streams=2, idle=0.05, log=None, cancels=5), {"a": asked}
+        )
+    figures, cancels = found["targets"]["a"], found["cancels"]["a"]
+    assert figures["inter_token_p95_ratio"]["median"] > 1 and figures["idle_ttft_ms"]["min"] >= 100
+    assert cancels["trials"] == 5 and cancels["cancelled"] >= 4 and cancels["error_after"] == ""
+    assert cancels["server_settled_ms"]["max"] == 1.5
+    images.mixed.show(found, "an image")
+
+
+@pytest.mark.parametrize("kind", [Nap, OpenAI])
+def test_the_images_of_the_benchmark_are_fresh_and_well_formed(kind: type[Server]) -> None:
+    first, second = (images.body(kind("http://h", "t"), number) for number in (1, 2))
+    messages = first["request"]["messages"] if kind is Nap else first["messages"]
+    part = messages[-1]["content"][1]
+    data = base64.b64decode(part["data"] if kind is Nap else part["image_url"]["url"].partition(",")[2])
+    assert first != second and data == images.png(1)
+    with Image.open(BytesIO(data)) as image:
+        image.load()
+        assert (image.format, image.mode, image.size) == ("PNG", "RGB", (images.SIDE, images.SIDE))
 
 
 def test_a_mixed_prompt_is_a_fifth_longer_than_the_long_one_and_fresh() -> None:

@@ -277,31 +277,36 @@ class Scheduler:
         first.leader = None
         return first, Prefix(leader.slot, min(leader.past, first.shared), whole=False)
 
-    def plan(self) -> list[tuple[Sequence, int]]:
+    def plan(self, viewed: bool = False) -> list[tuple[Sequence, int]]:
         """The next step: every decoding sequence's one token, then the chunk, shared by those in prefill.
 
         Sharing it keeps a short prompt from waiting behind a long one. Beside decoding sequences the chunk is as large
-        as their pace allows; where more wait than decode, those come first in the measure of their number.
+        as their pace allows, half of that after a step with an image (`viewed`); where more wait than decode, those
+        come first in the measure of their number.
         """
         awake = [s for s in self.running if not s.parked and s.leader is None]
         decoding = [(s, 1) for s in awake if s.remaining == 1]
         prefilling = [s for s in awake if s.remaining > 1]
         more = max(0, len(prefilling) - len(decoding))
-        budget = max(self.pace.chunk, self.chunk * more // len(prefilling)) if decoding and prefilling else self.chunk
+        pace = self.pace.chunk // 2 if viewed else self.pace.chunk
+        budget = max(pace, self.chunk * more // len(prefilling)) if decoding and prefilling else self.chunk
         shares = share([s.remaining for s in prefilling], budget)
         return decoding + [(s, count) for s, count in zip(prefilling, shares, strict=True) if count]
 
     def view(self) -> tuple[Sequence, int] | None:
         """The next step with an image: whose, and how many of its tokens as long as it may be cut.
 
-        First come, first served. Beside decoding sequences it is cut as their pace demands.
+        First come, first served. Beside decoding sequences it is cut as their pace demands, who wait for this step and
+        the next one with tokens together.
         """
         awake = [s for s in self.running if not s.parked and s.leader is None]
         ready = [(s, image) for s in awake if (image := s.image) is not None and image.embeddings is not None]
         if not ready:
             return None
         sequence, image = min(ready, key=lambda each: each[0].order)
-        budget = self.pace.chunk if any(s.remaining == 1 for s in awake) else self.chunk
+        budget = self.chunk
+        if any(s.remaining == 1 for s in awake):
+            budget = self.pace.chunk // 2 if any(s.remaining > 1 for s in awake) else self.pace.chunk
         return sequence, min(budget, image.end - sequence.past)
 
     def evict(self) -> Slot | None:

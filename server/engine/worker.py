@@ -161,7 +161,8 @@ class Worker:
         self._cores = threads, threads if on_gpu else max(1, threads - half)
         self._encoding = False
         self._stalled = False
-        self._viewed = False
+        self._viewed: tuple[int, float] | None = None
+        """Tokens and seconds of the image step before this one, if it was one; none where that could not be cut."""
         self._candidates = llama.Candidates(self._vocab.size)
         self._asked = llama.Candidates(self._vocab.size)
         self._scheduler = Scheduler(
@@ -357,14 +358,12 @@ class Worker:
 
     def _step(self) -> None:
         # In the order of slots: a split KV cache takes neighbours together.
-        plan = sorted(self._scheduler.plan(), key=lambda entry: entry[0].slot.id)
+        plan = sorted(self._scheduler.plan(self._viewed is not None), key=lambda entry: entry[0].slot.id)
         view = self._scheduler.view() if self._sight is not None else None
         self._stalled = not plan and view is None
         if view is not None and not (plan and self._viewed):  # in turn with tokens
-            self._viewed = True
             self._view(*view)
             return
-        self._viewed = False
         if not plan:
             return
         drafts = self._draft(plan)
@@ -374,6 +373,7 @@ class Worker:
         began = time.monotonic()
         result = self._decode(count)
         self._land()
+        (viewed, took), self._viewed = self._viewed or (0, 0.0), None
         if result == llama.OK:
             seconds = time.monotonic() - began
             decoding = sum(sequence.remaining == 1 for sequence, _ in plan)
@@ -390,7 +390,7 @@ class Worker:
             drafted = sum(map(len, drafts.values()))
             if not self._encoding:  # which makes steps slower
                 if not drafted:
-                    self._scheduler.pace.note(decoding, count - decoding, seconds)
+                    self._scheduler.pace.note(decoding, count - decoding + viewed, seconds + took)
                 if self._speculation is not None and decoding == len(plan):
                     self._speculation.note(decoding, drafted, confirmed, seconds)
         elif result == llama.NO_SLOT and drafts:
@@ -476,6 +476,7 @@ class Worker:
         positions = image.patch.positions(sequence.place(image.start))
         if not self._take_off({sequence.job.id: end - begin}):
             return
+        began = time.monotonic()
         result = self._context.decode_embeddings(
             image.embeddings[begin:end],
             positions[:, begin:end],
@@ -483,6 +484,7 @@ class Worker:
             causal=sight.projector.causal,
         )
         self._land()
+        self._viewed = (end - begin, time.monotonic() - began) if sight.projector.causal else (0, 0.0)
         if result != llama.OK:
             self._recover(result, [sequence])
             return

@@ -17,7 +17,7 @@ from server.engine import Done, Failed, Job, ModelSpec, Picture, Sampling, Segme
 from server.engine.projector import Projector, ProjectorError
 from server.engine.protocol import Cancel, Decoder, Step, Submit
 from server.engine.worker import Worker
-from tests.fixtures.projectors import CONTROLS, KINDS, Seer, picture, write_seer
+from tests.fixtures.projectors import CONTROLS, KINDS, Seer, picture, write_projector, write_seer
 
 GREEDY = Sampling(temperature=0)
 A, B = picture(1), picture(2)
@@ -311,13 +311,19 @@ def test_image_steps_alternate_with_token_steps(bench: Bench) -> None:
     bench.worker.turn()
     context.decode, context.decode_embeddings = noted_decode, noted_view  # type: ignore[method-assign]
     bench.worker._scheduler.pace._chunk = 8.0
+    bench.worker._scheduler.pace.note = lambda *noted: paces.append(noted)  # type: ignore[method-assign]
+    paces: list[tuple[int, int, float]] = []
     numbers = [bench.submit(["x", A, A, "?"], scope="s") for _ in range(2)]
     bench.run()
     assert all(bench.answer(number)[1].output_tokens for number in (text, *numbers))
     first, last = steps.index("image"), len(steps) - steps[::-1].index("image")
     between = steps[first:last]
     assert between[::2] == ["image"] * len(between[::2]) and set(between[1::2]) == {"tokens"}
-    assert between.count("image") >= (2 if bench.worker._sight.projector.causal else 1) * 2  # type: ignore[union-attr]
+    assert bench.worker._sight is not None
+    causal = bench.worker._sight.projector.causal
+    most = max(tokens for _, tokens, _ in paces)
+    assert most == 8 if causal else most < 16, "what cannot be cut says nothing of how to cut"
+    assert between.count("image") >= (4 if causal else 2)
 
 
 def test_images_in_two_requests_at_once(bench: Bench) -> None:
@@ -452,3 +458,22 @@ def test_an_image_that_cannot_be_encoded_fails_those_that_wait_for_it_alone(benc
     assert bench.answer(good)[1].output_tokens == bench.answer(text)[1].output_tokens == 12
     failed = bench.ends[bad]
     assert isinstance(failed, Failed) and failed.code == "provider-error"
+
+
+@pytest.mark.parametrize(("kind", "side", "count"), [("mlp", 12, 144), ("gemma3", 16, 256 + 2)])
+def test_real_models_see_with_projectors_of_random_weights(
+    kind: str, side: int, count: int, smollm2: Path, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """SmolLM2, and Gemma 3 with an image of 256 tokens, which is the size of its own: whole in one step."""
+    model, width = (smollm2, 576) if kind == "mlp" else (request.getfixturevalue("gemma"), 640)
+    write_projector(tmp_path / "mmproj.gguf", kind, width, side=side)
+    bench = Bench(Seer(kind, model, tmp_path / "mmproj.gguf"), length=1024, slots=2)
+    prompt: Prompt = ["What is in ", A, " here?"]
+    answer, end = bench.ask(prompt, max_tokens=4, scope="s")
+    words = len(bench.vocab.tokenize([Segment("What is in ", True)])) + len(
+        bench.vocab.tokenize([Segment(" here?", True)], begins=False)
+    )
+    assert end.prompt_tokens == words + count
+    again, hit = bench.ask(prompt, max_tokens=4, scope="s")
+    assert again == answer and hit.cache_read_tokens == end.prompt_tokens - 1
+    bench.close()

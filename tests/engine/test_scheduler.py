@@ -292,5 +292,19 @@ def test_images_get_steps_of_their_own_first_come_first_served() -> None:
     sequences[1].seek(34)
     scheduler.pace._chunk = 9.0
     assert scheduler.plan() == [(sequences[1], 1)] and scheduler.view() == (sequences[2], 9)
+    sequences[0].seek(0)
+    assert scheduler.view() == (sequences[2], 4), "where others prefill, they share"
+    assert scheduler.plan() == [(sequences[1], 1), (sequences[0], 4)]
     sequences[2].leader = sequences[0]
     assert scheduler.view() is None
+
+
+def test_after_an_image_prompts_get_half_of_the_pace() -> None:
+    scheduler = Scheduler(slots=2, chunk=64)
+    for number in range(2):
+        scheduler.submit(job(number, list(range(100 * number, 100 * number + 50))))
+    (first, _), (second, _) = admitted(scheduler)
+    first.past = 49
+    scheduler.pace._chunk = 20.0
+    assert scheduler.plan() == [(first, 1), (second, 20)]
+    assert scheduler.plan(viewed=True) == [(first, 1), (second, 10)]
