@@ -83,6 +83,42 @@ async def test_program_errors_show_no_content(tmp_path: Path, caplog: pytest.Log
     assert CANARY not in ours(caplog)
 
 
+@pytest.mark.parametrize("place", PLACES)
+async def test_nor_do_those_behind_llm_complete(tmp_path: Path, caplog: pytest.LogCaptureFixture, place: str) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with site_of(tmp_path) as site:
+        world = site.world
+        world.chat.checked = frozenset({"look"})
+        world.chat.script["call"] = [
+            BlockStart(0, "toolCall", name="look"),
+            BlockDelta(0, json.dumps({"city": CANARY})),
+            BlockEnd(0),
+        ]
+        if place in ("inspect", "prepare", "validate"):
+            setattr(world.chat, place, aboom)
+        elif place == "fetch":
+            world.runtime.connections[0]._fetch_file = boom
+        elif place == "start":
+            world.start_failure = Boom()
+        elif place == "generate":
+            world.engine.generate = boom  # type: ignore[method-assign]
+        else:
+            parser = type("Parser", (), {"feed": boom, "finish": boom})
+            world.runtime._make_parser = lambda spec: parser()  # type: ignore[assignment, return-value]
+        messages = [{"role": "user", "content": [{"type": "text", "text": CANARY}]}]
+        tools = [{"name": "look", "description": CANARY, "input_schema": {"type": "object"}}]
+        call = asyncio.create_task(site.client.post("/llm/complete", json={"messages": messages, "tools": tools}))
+        if place in ("feed", "validate"):
+            run = await world.engine.run()
+            run.say("call")
+            run.done()
+        response = await call
+        assert (response.status_code, response.json()["error"]["code"]) == (502, "provider-error")
+        assert CANARY not in response.text
+    assert "Boom" in caplog.text or place == "fetch"
+    assert CANARY not in ours(caplog)
+
+
 def ours(caplog: pytest.LogCaptureFixture) -> str:
     """What the server's side logged; the test's own client is on the other side."""
     records = [each for each in caplog.records if not each.name.startswith(("httpx", "httpcore"))]
@@ -192,6 +228,7 @@ async def test_a_whole_process_writes_nothing_confidential(process: Process) -> 
         ]
         for failure in failures:
             assert CANARY not in failure["error"]["message"].replace(f"tool {CANARY}", "").replace(f"/{CANARY}", "")
+        payload = await completions(client)
         await post({CANARY: CANARY})
         await client.get(f"/{CANARY}?{CANARY}={CANARY}")
         await client.post(f"/nap/llm?{CANARY}", content=CANARY.encode(), headers={"content-type": "application/json"})
@@ -210,5 +247,38 @@ async def test_a_whole_process_writes_nothing_confidential(process: Process) -> 
     written = {path: path.read_bytes() for path in process.directory.rglob("*") if path.is_file()}
     assert len(written) >= 4 and b"POST /nap/llm 200" in written[process.log]
     for path, content in written.items():
-        for secret in (CANARY, token, *handles):
+        for secret in (CANARY, token, payload[:32], *handles):
             assert secret.encode() not in content, path
+
+
+async def completions(client: httpx.AsyncClient) -> str:
+    """What can be said to `/llm/complete`, each with a canary. Returns the payload of a continuation."""
+    words = {"role": "user", "content": [{"type": "text", "text": CANARY}]}
+    schema = {"type": "object", "properties": {CANARY: {"const": CANARY}}, "required": [CANARY]}
+    closed = {"type": "json_schema", "schema": {**schema, "additionalProperties": False}}
+    declared = {"structured_output": True, "input": ["image"]}
+
+    async def complete(*messages: Any, **members: Any) -> httpx.Response:
+        return await client.post("/llm/complete", json={"messages": [*messages], **members})
+
+    response = await complete(words, responseFormat=closed, constraints={"structured_output": True}, diagnostics=True)
+    first = response.json()["message"]
+    payload: str = first["continuation"]["payload"]
+    assert CANARY in first["content"][0]["text"] and CANARY not in json.dumps(response.json()["diagnostics"])
+    again = await complete(words, first, words, options={"maxTokens": 4}, diagnostics=True)
+    assert again.json()["diagnostics"]["cache"]["continuations_replayed"] == 1
+    changed = {**first, "continuation": {**first["continuation"], "payload": payload[:-8] + "AAAAAAAA"}}
+    image = {"type": "image", "image": {"url": f"https://{CANARY}.example"}}
+    for refused in (
+        await complete(words, changed, words),
+        await complete(words, {**first, "content": [{"type": "text", "text": CANARY}]}, words),
+        await complete(words, provider=CANARY),
+        await complete(words, useCase=CANARY),
+        await complete({"role": CANARY, "content": []}),
+        await complete({"role": "user", "content": [image]}, constraints=declared),
+        await complete(words, tools=[{"name": "a", "description": CANARY, "input_schema": {"pattern": CANARY}}]),
+        await complete({"role": "user", "content": [{"type": "text", "text": CANARY * 400}]}),
+    ):
+        assert refused.status_code >= 400
+        assert CANARY not in refused.text and payload[:32] not in refused.text
+    return payload

@@ -139,7 +139,23 @@ ENVELOPES = st.fixed_dictionaries(
         "requestId": ANYTHING,
     },
 ) | st.dictionaries(NAMES, ANYTHING)
-BODIES = (ENVELOPES | ANYTHING).map(lambda value: json.dumps(value).encode()) | st.binary(max_size=40)
+CONTENT = st.lists(
+    PARTS
+    | st.fixed_dictionaries(
+        {"type": st.sampled_from(["text", "image", "artifact", "tool_call", "tool_result"])},
+        optional=dict.fromkeys(("text", "image", "uri", "mime_type", "id", "call_id", "result", "name"), ANYTHING),
+    )
+)
+SAID = st.fixed_dictionaries(
+    {"role": st.sampled_from(["system", "user", "assistant", "tool"]), "content": CONTENT},
+    optional={"continuation": ANYTHING},
+)
+# What is whole goes nowhere: no use case is served.
+COMPLETIONS = st.fixed_dictionaries(
+    {"messages": st.lists(SAID | ANYTHING), "useCase": st.just("nobody's")},
+    optional=dict.fromkeys(("mode", "tools", "constraints", "responseFormat", "options", "diagnostics"), ANYTHING),
+)
+BODIES = (ENVELOPES | COMPLETIONS | ANYTHING).map(lambda value: json.dumps(value).encode()) | st.binary(max_size=40)
 HEADERS = st.dictionaries(
     st.sampled_from([f"napplet-{name}" for name in ("identity", "endpoint", "account", "consent")] + ["accept"]),
     st.binary(max_size=20).map(lambda value: bytes(b for b in value if b >= 32 and b != 127).strip()),
