@@ -108,6 +108,7 @@ async def test_a_loop_of_calls(site: Site) -> None:
     assert conversation.messages[2] == Message("toolResult", (TextPart('{"seen": true}'),), id, "look", True)
     assert conversation.turns == {1: array("i", [1, 2, 3])}
     assert value["diagnostics"]["cache"]["continuations_given"] == 1
+    assert value["diagnostics"]["cache"]["continuations_replayed"] == 1
 
 
 async def test_truncated_output_has_no_calls_and_no_continuation(site: Site) -> None:

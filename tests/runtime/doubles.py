@@ -83,6 +83,7 @@ class ChatDouble:
             pictures=self.pictures,
             checked_answer=self.checked_answer,
             stop=Stop(conversation.stop) if conversation.stop else None,
+            replayed=frozenset(conversation.turns),
         )
 
     async def validate(self, tool: Tool, arguments: Mapping[str, Any]) -> None:

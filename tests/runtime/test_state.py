@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from server.state import StateError, TokenStore, default_state_dir, owner_token
+from server.state import StateError, TokenStore, continuation_secret, default_state_dir, owner_token
 
 
 def test_a_token_is_found_with_its_policy_and_not_stored(tmp_path: Path) -> None:
@@ -86,6 +86,13 @@ def test_a_damaged_file_lets_nobody_in(tmp_path: Path, damage: str) -> None:
 def test_the_owners_token_is_made_once(tmp_path: Path) -> None:
     assert owner_token(tmp_path / "s") == owner_token(tmp_path / "s")
     assert owner_token(tmp_path / "s") != owner_token(tmp_path / "t")
+
+
+def test_so_is_the_secret_of_continuations(tmp_path: Path) -> None:
+    secret = continuation_secret(tmp_path / "s")
+    assert secret == continuation_secret(tmp_path / "s") != continuation_secret(tmp_path / "t")
+    assert secret != owner_token(tmp_path / "s").encode() and len(bytes.fromhex(secret.decode())) == 32
+    assert stat.S_IMODE((tmp_path / "s" / "continuation-secret").stat().st_mode) == 0o600
 
 
 def test_a_state_directory_that_cannot_be(tmp_path: Path) -> None:
