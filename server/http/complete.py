@@ -24,6 +24,7 @@ from server.http.asgi import (
     watching,
 )
 from server.http.callers import authenticate
+from server.http.ending import retry_headers
 from server.runtime import LiveGeneration, Options, Runtime
 from server.state import TokenStore
 from server.wire.complete import CompleteRequest, read_complete, write_completion
@@ -77,12 +78,18 @@ class Complete:
         except ClientGone:
             return
         except WireError as error:
-            raise _refused(error) from None
+            raise self._refused(error) from None
         finally:
             if live is not None:
                 # Whatever ended this request early, a cancelled task included: nobody reads the answer now.
                 live.abandon()
         await respond_json(send, self._response(request, live, outcome))
+
+    def _refused(self, error: WireError) -> Refused:
+        if error.code == "selection-expired":
+            # There is no selection here: the connection was taken away while it was in use.
+            error = WireError("cancelled", "the connection has changed; ask again")
+        return Refused(STATUS[error.code], error, (*retry_headers(self._runtime, error),))
 
     def _check_enabled(self) -> None:
         if not self._runtime.config.server.enabled:
@@ -141,10 +148,3 @@ def _diagnostics(request: CompleteRequest, live: LiveGeneration, generation: Gen
             "continuations_replayed": live.replayed,
         },
     }
-
-
-def _refused(error: WireError) -> Refused:
-    if error.code == "selection-expired":
-        # There is no selection here: the connection was taken away while it was in use.
-        error = WireError("cancelled", "the connection has changed; ask again")
-    return Refused(STATUS[error.code], error)

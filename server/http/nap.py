@@ -26,6 +26,7 @@ from server.http.asgi import (
     watching,
 )
 from server.http.callers import authenticate
+from server.http.ending import retry_headers
 from server.http.streaming import EventStream
 from server.runtime import Caller, LiveGeneration, Runtime
 from server.runtime.faults import log_fault
@@ -110,12 +111,6 @@ class Nap:
         if not self._enabled:
             raise Refused(404, WireError("unsupported", "the llm domain is not served here"))
 
-    def _retry(self, outcome: object) -> Headers:
-        """When to come again, for whom the server's end has turned away."""
-        if isinstance(outcome, WireError) and outcome.extra.get("reason") == "shutdown":
-            return [(b"retry-after", b"%d" % self._runtime.retry_after)]
-        return []
-
     def _read(self, body: bytes) -> Envelope:
         return read_envelope(body, max_depth=self._runtime.limits.json_depth)
 
@@ -157,13 +152,15 @@ class Nap:
             log_fault(log, "an operation failed", error)
             failure = WireError("provider-error", "the operation failed inside the server")
         kind = DESCRIBED if isinstance(envelope, Describe) else SELECTED
-        return error_result(kind, envelope.id, failure), self._retry(failure)
+        return error_result(kind, envelope.id, failure), retry_headers(self._runtime, failure)
 
     async def _generate(self, caller: Caller, envelope: Generate, streamed: bool, receive: Receive, send: Send) -> None:
         try:
             live = self._runtime.generate(caller, envelope.id, envelope.request)
         except WireError as error:
-            await _terminal(send, error_result(RESULT, envelope.id, error), streamed, self._retry(error))
+            await _terminal(
+                send, error_result(RESULT, envelope.id, error), streamed, retry_headers(self._runtime, error)
+            )
             return
         try:
             if streamed:
@@ -174,7 +171,7 @@ class Nap:
             else:
                 with watching(receive, live.abandon):
                     await live.result()
-                await respond_json(send, _result(live), headers=self._retry(live.outcome))
+                await respond_json(send, _result(live), headers=retry_headers(self._runtime, live.outcome))
         finally:
             # Whatever ended this request early, a cancelled task included: nobody reads the answer now.
             live.abandon()

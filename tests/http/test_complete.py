@@ -468,3 +468,18 @@ async def test_it_holds_as_long_as_the_servers_secret(tmp_path: Path) -> None:
             conversation: Conversation = site.world.chat.conversations[-1]
             assert len(conversation.turns) == kept
         (tmp_path / "again" / "state" / "tokens.json").unlink()
+
+
+async def test_a_server_that_ends_says_when_to_come_again(site: Site) -> None:
+    old = asyncio.create_task(post(site))
+    run = await site.world.engine.run()
+    drained = asyncio.create_task(site.world.runtime.drain(60))
+    while not site.world.runtime.draining:
+        await asyncio.sleep(0)
+    refused = await post(site)
+    assert (refused.status_code, refused.json()["error"]["reason"]) == (502, "shutdown")
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+    run.say("All of it.")
+    run.done()
+    assert (await old).status_code == 200
+    assert await drained is True
