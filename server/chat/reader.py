@@ -165,6 +165,12 @@ def tokens(literal: str) -> tuple[str, ...]:
     return tuple(literal.split())
 
 
+@lru_cache(maxsize=1024)
+def _spaced(literal: str) -> re.Pattern[str]:
+    """A literal with white space before any of its characters."""
+    return re.compile("".join(rf"\s*{re.escape(char)}" for char in "".join(tokens(literal))))
+
+
 def walk(text: str, at: int, literal: str) -> tuple[bool, int]:
     """How far `literal` goes along `text`, white space aside, and whether to its end."""
     for char in "".join(tokens(literal)):
@@ -178,8 +184,8 @@ def walk(text: str, at: int, literal: str) -> tuple[bool, int]:
 
 def literal_end(text: str, at: int, literal: str) -> int | None:
     """Where `literal` ends if it stands at `at`."""
-    whole, end = walk(text, at, literal)
-    return end if whole else None
+    found = _spaced(literal).match(text, at)
+    return found.end() if found else None
 
 
 def may_become(text: str, at: int, literal: str) -> bool:

@@ -29,7 +29,7 @@ class ConstraintError(Exception):
 
 
 class Guard:
-    """The constraint of one sequence.
+    """The constraint of one sequence. Raises ConstraintError where llama.cpp cannot read it.
 
     `active`: the grammar holds for the next token. `banned`: tokens that may not be sampled while it does: control
     tokens match a grammar by their text, inside a JSON string for example, and mean something else there; and those
@@ -46,6 +46,7 @@ class Guard:
         self._candidates = candidates
         self._candidate = llama.Candidate()
         self._search = Search(constraint) if constraint.markers else None
+        self._behind = {marker.encode(): self._after(marker.encode()) for marker in constraint.markers}
         self.active = self._search is None
         self.complete = False
         named = _named_tokens(constraint.grammar, vocab)
@@ -119,26 +120,36 @@ class Guard:
         if found is None:
             return len(piece)
         text, marker = found
-        trial = self._grammar.clone()
-        fed, kept = 0, 0
-        for byte in text:
+        behind = self._behind[text[:marker]]
+        if behind is None:
+            raise ConstraintError("the grammar does not allow its own marker")
+        rest, kept = text[marker:], 0
+        trial = behind.clone()
+        for place, byte in enumerate(rest):
             token = self._vocab.byte_tokens.get(byte)
             if token is None or not self._candidate.allowed(trial, token):
                 break
             trial.accept(token)
-            fed += 1
-            if fed == len(text) or text[fed] & 0xC0 != 0x80:  # never cut inside a character
-                kept = fed
-        if kept < marker:
-            raise ConstraintError("the grammar does not allow its own marker")
-        if kept < fed:
-            trial = self._grammar.clone()
-            for byte in text[:kept]:
+            if place + 1 == len(rest) or rest[place + 1] & 0xC0 != 0x80:  # never cut inside a character
+                kept = place + 1
+        if kept < len(rest):
+            trial = behind.clone()
+            for byte in rest[:kept]:
                 trial.accept(self._vocab.byte_tokens[byte])
         self._grammar = trial
         self.active = True
         self._look_ahead()
-        return len(piece) - (len(text) - kept)
+        return len(piece) - (len(rest) - kept)
+
+    def _after(self, text: bytes) -> llama.Sampler | None:
+        """The grammar behind a text, None where it does not begin with it."""
+        grammar = self._grammar.clone()
+        for byte in text:
+            token = self._vocab.byte_tokens.get(byte)
+            if token is None or not self._candidate.allowed(grammar, token):
+                return None
+            grammar.accept(token)
+        return grammar
 
     def _look_ahead(self) -> None:
         # Whether the grammar may end is one cheap question; only then is it worth asking whether it must.
