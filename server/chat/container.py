@@ -43,6 +43,8 @@ class Container:
     """Exif's: 1 is upright."""
     data: bytes
     """The file without metadata."""
+    scans: int = 1
+    """How often a decoder goes over the whole picture (progressive JPEG)."""
 
 
 def read_container(mime_type: str, data: bytes) -> Container:
@@ -116,7 +118,9 @@ def _jpeg(data: bytes) -> Container:
             kept.append(data[start:at])
     if size is None:
         raise BadImage("the frame header is missing")
-    return Container(*size, 1, orientation or 1, b"".join([*kept, data[start:]]))
+    # Within the data of a scan no 0xFF stands before anything but a marker.
+    scans = data.count(bytes([0xFF, _SOS]), start)
+    return Container(*size, 1, orientation or 1, b"".join([*kept, data[start:]]), scans)
 
 
 def _webp(data: bytes) -> Container:

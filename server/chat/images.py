@@ -25,6 +25,9 @@ _FORMATS = {
     "image/webp": WebPImagePlugin.WebPImageFile.format,
 }
 
+SCANS = 100
+"""Scans of a progressive JPEG. Encoders write about ten; thousands fit into a small file, each a picture's work."""
+
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -57,6 +60,8 @@ def _read(at: str, part: ImagePart, limits: ImageLimits) -> Container:
     if container.frames > limits.frames:
         more = "is an animation" if limits.frames == 1 else f"has more than {limits.frames} frames"
         raise WireError("quota-exceeded", f"{at} {more}", reason="images")
+    if container.scans > SCANS:
+        raise WireError("quota-exceeded", f"{at} has more than {SCANS} scans", reason="images")
     return container
 
 

@@ -104,7 +104,10 @@ def test_every_mode_of_png(mode: str) -> None:
 def test_interlaced_and_progressive_files() -> None:
     # An interlaced file of one pixel has one pass of one pixel.
     assert array(picture(raw_png(1, 1, zlib.compress(bytes([0, 5, 6, 7])), interlaced=True))).tolist() == [[[5, 6, 7]]]
-    assert picture(saved(Image.fromarray(pixels(40, 40)), JPEG, progressive=True), JPEG).width == 40
+    progressive = jpeg(progressive=True)
+    assert 2 < read_container(JPEG, progressive).scans < 20
+    assert read_container(JPEG, jpeg()).scans == 1
+    assert picture(scanned(progressive, 50), JPEG).width == 40
 
 
 def test_cmyk_is_shown_as_it_prints() -> None:
@@ -149,6 +152,11 @@ def lossless(side: int, data: bytes) -> bytes:
     return webp(b"VP8L", b"\x2f" + struct.pack("<I", side | side << 14) + data)
 
 
+def scanned(data: bytes, more: int) -> bytes:
+    """A progressive JPEG with its last scan so many times more."""
+    return data[:-2] + data[data.rindex(b"\xff\xda") : -2] * more + data[-2:]
+
+
 HUGE_FIELDS = [struct.pack("<HHII", tag, 7, 7_000_000, 8) for tag in range(0x9000, 0x9000 + 5000)]
 
 
@@ -157,8 +165,9 @@ def animation(mime_type: str) -> bytes:
     return saved(frames[0], mime_type, save_all=True, append_images=frames[1:], **LOSSLESS[mime_type])
 
 
-def jpeg(*, exif: bytes = b"", quality: int = 90) -> bytes:
-    return saved(Image.fromarray(pixels(40, 40)), JPEG, quality=quality, **({"exif": exif} if exif else {}))
+def jpeg(*, exif: bytes = b"", progressive: bool = False) -> bytes:
+    more = {"exif": exif} if exif else {}
+    return saved(Image.fromarray(pixels(40, 40)), JPEG, quality=90, progressive=progressive, **more)
 
 
 def resized(data: bytes, height: int, width: int = 40) -> bytes:
@@ -197,6 +206,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str, str]] = {
         "invalid-request",
     ),
     "png with a wrong checksum": (lambda: raw_png(8, 8, zeros(8 * 25))[:-14] + bytes(14), PNG, "invalid-request"),
+    "png of endless data": (lambda: raw_png(8, 8, zeros(64 << 20)), PNG, "decoded"),
     "png of a signature alone": (lambda: b"\x89PNG\r\n\x1a\n", PNG, "invalid-request"),
     "animated png": (lambda: animation(PNG), PNG, "quota-exceeded"),
     "jpeg cut in its data": (lambda: jpeg()[:-60], JPEG, "invalid-request"),
@@ -206,6 +216,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "jpeg of no height": (lambda: resized(jpeg(), 0), JPEG, "invalid-request"),
     "jpeg of two frames": (lambda: twice(jpeg()), JPEG, "invalid-request"),
     "jpeg bomb": (lambda: resized(jpeg(), 65_500, 65_500), JPEG, "quota-exceeded"),
+    "jpeg of thousands of scans": (lambda: scanned(jpeg(progressive=True), 5000), JPEG, "quota-exceeded"),
     "jpeg of markers without end": (lambda: b"\xff\xd8" + b"\xff" * (1 << 20), JPEG, "invalid-request"),
     "jpeg of empty segments": (lambda: b"\xff\xd8" + b"\xff\xfe\x00\x02" * 400_000, JPEG, "invalid-request"),
     "animated webp": (lambda: animation(WEBP), WEBP, "quota-exceeded"),
@@ -224,6 +235,9 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str, str]] = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_files_have_their_error(name: str) -> None:
     make, mime_type, code = HOSTILE[name]
+    if code == "decoded":
+        assert picture(make(), mime_type).width == 8
+        return
     error = refusal(make(), mime_type)
     assert error.code == code, error.message
     assert error.extra == ({"reason": "images"} if code == "quota-exceeded" else {})

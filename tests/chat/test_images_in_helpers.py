@@ -11,7 +11,7 @@ from PIL import Image
 
 from server.chat import ChatSettings, Conversation, HelperPool, ImageLimits
 from server.wire.records import ImagePart, Message, TextPart, WireError
-from tests.chat.test_images import HOSTILE
+from tests.chat.test_images import HOSTILE, scanned
 from tests.pictures import JPEG, PNG, image, part, png, raw_png, saved, zeros
 
 SEEING = ChatSettings(projector="a projector")
@@ -62,17 +62,16 @@ async def test_hostile_images_leave_the_helper_and_its_memory_as_they_were(pool:
 
 
 async def test_an_image_that_takes_for_ever_ends_with_its_helper(smollm2: Path) -> None:
-    """A progressive file with thousands of scans over millions of pixels: 200 kB that would take minutes."""
-    data = saved(Image.new("RGB", (5000, 5000)), JPEG, progressive=True, quality=10)
-    scan = data[data.rindex(b"\xff\xda") : -2]
-    slow = data[:-2] + scan * 10_000 + data[-2:]
-    assert len(slow) < 1 << 20
-    pool = HelperPool(size=1, seconds=3)
+    """As many scans over as many pixels as the limits allow: a file of 200 kB that takes seconds."""
+    slow = scanned(saved(Image.new("RGB", (5700, 5700)), JPEG, progressive=True, quality=10), 80)
+    pool = HelperPool(size=1, seconds=60)
     await pool.start()
     try:
         assert await code(pool, smollm2, image()) == "decoded"
-        before = helper().pid
+        (one,) = pool._helpers
+        before, one._seconds = helper().pid, 0.3
         assert await code(pool, smollm2, part(slow, JPEG)) == "quota-exceeded"
+        one._seconds = 60
         assert await code(pool, smollm2, image()) == "decoded"
         assert helper().pid != before
     finally:
