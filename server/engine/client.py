@@ -269,6 +269,8 @@ class Engine:
             offsets = [offset for offset, _ in job.pictures]
             if offsets != sorted(offsets) or not 0 <= offsets[0] <= offsets[-1] < len(job.tokens):
                 return Failed("provider-error", "an image stands outside of the prompt's text")
+            if any(len(each.rgb) != 3 * each.width * each.height for _, each in job.pictures):
+                return Failed("provider-error", "an image has not as many pixels as it says")
         if job.max_tokens is not None and job.max_tokens < 1:
             return Failed("provider-error", "no token may be generated")
         return None

@@ -76,7 +76,10 @@ class Projector:
         self.width = model.width
         self.causal = not m.mtmd_decode_use_non_causal(self._p, None)
         self._mrope = bool(m.mtmd_decode_use_mrope(self._p))
-        self.largest = max(_longest(self.layout(*size)) for size in _SIZES)
+        layouts = [self.layout(*size) for size in _SIZES]
+        self.largest = max(map(_longest, layouts))
+        if any(token < 0 for parts in layouts for part in parts if not isinstance(part, Patch) for token in part):
+            raise LoadError("the projector needs tokens that the model does not have")
         if not self._stands_alone():
             raise LoadError("the projector's images depend on what stands before them, which is not supported")
 
@@ -124,7 +127,7 @@ class Projector:
         chunks = m.mtmd_input_chunks_init()
         if m.mtmd_tokenize_from_parts(self._p, chunks, pointers, len(parts), False) != 0:
             m.mtmd_input_chunks_free(chunks)
-            raise ProjectorError("the image cannot be laid out")
+            raise ProjectorError("the model takes no image of this shape")
         return _Chunks(m, chunks)
 
     def _is_text(self, chunk: Any) -> bool:

@@ -453,7 +453,7 @@ class Worker:
         self._share_cores()
         for sequence in [each for each in self._scheduler.running if each.job.id in jobs]:
             if encoded.embeddings is None:
-                self._fail(sequence, "provider-error", "an image could not be encoded")
+                self._fail(sequence, "provider-error", "an image cannot be encoded")
                 continue
             for image in sequence.images:
                 if image.picture.digest == encoded.key.digest and image.start >= sequence.past:

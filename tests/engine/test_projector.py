@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from server.engine import Engine, EngineError, Job, ModelSpec, Picture, Sampling, Segment, Vocab
+from server.engine import Engine, EngineError, Job, ModelSpec, Picture, Sampling, Segment, Vocab, llama
+from server.engine.projector import Patch, Projector, ProjectorError
 from tests.engine.conftest import collect
-from tests.fixtures.projectors import Seer, picture, write_listener, write_projector
+from tests.fixtures.projectors import KINDS, Seer, picture, write_listener, write_projector
 
 
 def spec(seer: Seer, projector: Path | None = None) -> ModelSpec:
@@ -33,10 +34,40 @@ async def test_a_model_with_a_projector_sees(seers: dict[str, Seer]) -> None:
         outcome = await collect(engine.generate(job(seer, 1, (2, picture(1)))))
         assert outcome.done.output_tokens == 4
         assert outcome.done.prompt_tokens == len(job(seer, 1).tokens) + 14
-        for misplaced in ((99, picture(1)),), ((-1, picture(1)),), ((3, picture(1)), (1, picture(2))):
+        cut = Picture(4, 3, bytes(30), "digest")
+        for misplaced in ((2, cut),), ((99, picture(1)),), ((-1, picture(1)),), ((3, picture(1)), (1, picture(2))):
             assert (await collect(engine.generate(job(seer, 2, *misplaced)))).failed.code == "provider-error"
     finally:
         await engine.close()
+
+
+async def test_an_image_of_a_shape_that_the_model_does_not_take(seers: dict[str, Seer]) -> None:
+    engine = await Engine.start(spec(seers["idefics3"]))
+    try:
+        sliver = job(seers["idefics3"], 1, (0, picture(1, 1, 5000)))
+        failed = (await collect(engine.generate(sliver))).failed
+        assert (failed.code, failed.reason) == ("provider-error", "an image cannot be encoded")
+        assert (await collect(engine.generate(job(seers["idefics3"], 2, (0, picture(1)))))).done.output_tokens == 4
+    finally:
+        await engine.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [(1, 1), (1, 3000), (3000, 1), (4000, 30)], ids=str)
+def test_images_of_any_shape_are_laid_out_or_refused(seers: dict[str, Seer], kind: str, size: tuple[int, int]) -> None:
+    model = llama.Model(str(seers[kind].model), repack=False, gpu_layers=0)
+    projector = Projector.load(str(seers[kind].projector), model, threads=1, gpu=False)
+    assert projector is not None
+    parts = [part for part in projector.layout(*size) if isinstance(part, Patch)]
+    assert [part.positions(7).shape[1] for part in parts] == [part.tokens for part in parts]
+    if kind == "idefics3" and max(size) > 100 * min(size):  # tiles are of the image's shape
+        with pytest.raises(ProjectorError):
+            projector.encode(picture(1, *size))
+    else:
+        found = projector.encode(picture(1, *size))
+        assert [each.shape for each in found] == [(part.tokens, projector.width) for part in parts]
+    projector.close()
+    model.close()
 
 
 async def test_a_worker_that_dies_of_an_image_costs_its_generations_alone(seers: dict[str, Seer]) -> None:
@@ -83,19 +114,21 @@ async def test_a_projector_for_sound_alone_does_not_see(seers: dict[str, Seer], 
 
 async def test_a_projector_that_cannot_be_used_is_an_engine_error(seers: dict[str, Seer], tmp_path: Path) -> None:
     seer = seers["mlp"]
-    names = ["secret-missing", "secret-broken", "secret-cut", "secret-other", "secret-model"]
-    missing, broken, cut, other, model = (tmp_path / f"{name}.gguf" for name in names)
+    names = ["secret-missing", "secret-broken", "secret-cut", "secret-other", "secret-model", "secret-tiles"]
+    missing, broken, cut, other, model, tiles = (tmp_path / f"{name}.gguf" for name in names)
     broken.write_bytes(b"GGUF" + bytes(100))
     cut.write_bytes(seer.projector.read_bytes()[:100_000])
     write_projector(other, "mlp", 128)
+    write_projector(tiles, "idefics3", 64)
     model.symlink_to(seer.model)
     reasons = {}
-    for path in (missing, broken, cut, other, model):
+    for path in (missing, broken, cut, other, model, tiles):
         with pytest.raises(EngineError) as caught:
             await Engine.start(spec(seer, path))
         reasons[path.stem] = caught.value.reason
         assert "secret" not in caught.value.reason and str(tmp_path) not in caught.value.reason
     assert "does not fit the model" in reasons["secret-other"]
+    assert "needs tokens" in reasons["secret-tiles"]
     assert "projector" in reasons["secret-missing"] and "projector" in reasons["secret-broken"]
 
 
