@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import random
 import socket
 import threading
 from array import array
@@ -477,4 +478,46 @@ def test_real_models_see_with_projectors_of_random_weights(
     assert end.prompt_tokens == words + count
     again, hit = bench.ask(prompt, max_tokens=4, scope="s")
     assert again == answer and hit.cache_read_tokens == end.prompt_tokens - 1
+    bench.close()
+
+
+@pytest.mark.parametrize("cells", [None, 700], ids=["split", "pool"])
+def test_neither_cache_nor_company_nor_cancels_change_an_answer(
+    seer: Seer, cells: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts that begin alike, in few slots, some given up at any moment: each answer is what it is by itself."""
+    if cells is not None:
+        monkeypatch.setattr(worker, "context_size", lambda spec, model: (400, cells))
+    draw = random.Random(f"{seer.kind} {cells}")
+    pieces: list[str | Picture] = ["Look at these pictures: ", " and ", "then ", A, B, picture(3, 60, 20)]
+    prompts: list[Prompt] = []
+    for _ in range(12):
+        begin = draw.choice(prompts) if prompts and draw.random() < 0.6 else ["Look at these pictures: "]
+        prompts.append([*begin[: draw.randint(1, 4)], *draw.choices(pieces, k=draw.randint(1, 3)), draw.choice("?!.")])
+    plain = Bench(seer, length=400, slots=1, speculation=False)
+    alone = [plain.ask(prompt, max_tokens=16)[0] for prompt in prompts]
+    plain.close()
+    bench = Bench(seer, length=400, slots=4)
+    asked: dict[int, int] = {}
+    for _ in range(60):
+        for _ in range(draw.choice((0, 0, 1, 2, 3))):
+            which = draw.randrange(len(prompts))
+            asked[bench.submit(prompts[which], max_tokens=16, scope=draw.choice(("s", "s", "t")))] = which
+        for _ in range(draw.randint(1, 6)):
+            if bench.running:
+                bench.worker.turn()
+        if asked and draw.random() < 0.2:
+            number = draw.choice([*asked])
+            bench.worker.put(Cancel(number))
+            if number not in bench.ends:
+                del asked[number]
+    bench.run()
+    while bench.encoder.busy:
+        bench.worker.turn()
+    answers = {number: bench.answer(number) for number in asked}
+    assert {number: text for number, (text, _) in answers.items()} == {number: alone[asked[number]] for number in asked}
+    assert sum(end.cache_read_tokens > 0 for _, end in answers.values()) > len(answers) // 4
+    for slot in bench.worker._scheduler.slots:
+        assert bench.worker._context.last_position(slot.id) + 1 == len(slot.tokens) - slot.lag
+    assert state(bench)[:5] == (0, 0, 0, 0, False)
     bench.close()
