@@ -28,7 +28,7 @@ class Conversation:
     """Whether a turn may hold more than one call."""
     stop: tuple[str, ...] = ()
     """Texts that end the answer."""
-    turns: Mapping[int, array[int]] = field(default_factory=dict)
+    turns: Mapping[int, array[int]] = field(default_factory=dict, repr=False)
     """The tokens that the model gave as the assistant's turn at this index of `messages`, without the one that ended
     it. They take the turn's place in the prompt."""
 

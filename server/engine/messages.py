@@ -135,7 +135,7 @@ class Done:
     cache_read_tokens: int
     forced_tokens: int = 0
     """Output tokens the constraint left no choice about: appended, not sampled."""
-    tokens: array[int] = field(default_factory=lambda: array("i"))
+    tokens: array[int] = field(default_factory=lambda: array("i"), repr=False)
     """The output itself, without the token that ended it: behind the prompt it is what the sequence held."""
     stopped: bool = False
     """One of the job's stop sequences ended it: `finish` is "stop" and the text is cut before that."""

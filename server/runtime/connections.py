@@ -178,7 +178,8 @@ class Connection:
     def fingerprint(self, capabilities: Capabilities) -> str:
         """Changes with whatever the tokens of an earlier turn depend on: the files, what is told of tokenizer, template
         and format, and how the template is told to reason."""
-        parts = (self._stamps, capabilities.fingerprint, self.settings)
+        told = self.parameters.thinking, self.parameters.reasoning_effort
+        parts = (self._stamps, capabilities.fingerprint, told)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     @property

@@ -114,7 +114,7 @@ class Runtime:
         """Raises `unsupported` where no connection meets the requirements, `user-cancelled` where the owner says no."""
         self._check_open()
         self._rate.admit(caller.endpoint, self.clock.now())
-        able = await self._able(requirements)
+        able = await self._able(requirements, caller.select)
         if not able:
             raise WireError("unsupported", "no connection meets the requirements")
         connection, capabilities = (
@@ -283,7 +283,9 @@ class Runtime:
 
     # --- selection
 
-    async def _able(self, requirements: Requirements) -> list[tuple[Connection, Capabilities]]:
+    async def _able(self, requirements: Requirements, select: str) -> list[tuple[Connection, Capabilities]]:
+        """The connections that meet the requirements. Where the owner's standing choice counts it is the first, and no
+        other is looked at: its file may have to be fetched."""
         able = []
         broken: WireError | None = None
         for connection in self.connections:
@@ -296,6 +298,8 @@ class Runtime:
                 continue
             if meets(connection.config, capabilities, requirements):
                 able.append((connection, capabilities))
+                if select == "default":
+                    break
         if not able and broken is not None:
             raise broken
         return able
@@ -331,7 +335,7 @@ class Runtime:
             return live.request.handle
         needs = options.needs or Requirements()
         if options.connection is None:
-            able = await self._able(needs)
+            able = await self._able(needs, live.caller.select)
         else:
             named = self.connection(options.connection)
             if named is None or not named.enabled:
@@ -394,6 +398,9 @@ class Runtime:
         _check_supported(request, live.options, capabilities)
         _check_temperature(request, connection)
         key = self._continuations.key(connection.fingerprint(capabilities))
+        given = live.options.continuations
+        # In a thread: whoever sends them says how large they are.
+        turns = await asyncio.to_thread(self._continuations.open_all, given, key, request.messages) if given else {}
         prepared = await self._chat.prepare(
             str(await connection.ready()),
             connection.settings,
@@ -406,7 +413,7 @@ class Runtime:
                 live.options.allowed,
                 live.options.parallel,
                 live.options.stop,
-                self._continuations.open_all(live.options.continuations or {}, key, request.messages),
+                turns,
             ),
         )
         live.replayed = len(prepared.replayed)

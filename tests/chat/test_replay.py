@@ -16,6 +16,7 @@ from server.chat.template import TemplateError
 from server.engine import Vocab
 from server.engine.messages import Segment
 from server.wire.records import Message, TextPart, Tool, ToolCallPart, WireError
+from tests.chat.test_places import BLUE, LOOK, RED, SEEING, prepare, result, user, written
 
 ENDS = (
     *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "</s>", "<｜end▁of▁sentence｜>", "<|END_OF_TURN_TOKEN|>", "<|call|>"),
@@ -166,6 +167,20 @@ def test_the_tokens_of_a_replayed_prompt(vocab: Vocab) -> None:
         [Segment(model._said(second.tokens[len(before) :]), control=True)], begins=False, follows=True
     )
     assert second.tokens[len(before) :] == whole
+
+
+def test_images_keep_their_places_around_a_turn(vocab: Vocab, templates: dict[str, str]) -> None:
+    model = model_of(vocab, templates["Qwen-Qwen2.5-7B-Instruct"])
+    call, _ = called("1")
+    turn = vocab.tokenize([Segment("The turn.", control=False)], begins=False, follows=True)
+    messages = (user("see", RED, "this"), call, result("seen", BLUE))
+    first = prepare(model, messages[0], tools=(LOOK,))
+    second = model.prepare(Conversation(messages, (LOOK,), "auto", turns={1: turn}), SEEING)
+    assert second.replayed == {1} and second.pictures[0] == first.pictures[0]
+    assert second.tokens[: len(first.tokens) + len(turn)] == first.tokens + turn
+    prompt = written(model, second)
+    before, behind = prompt.split("The turn.")
+    assert "see{0}this" in before and "seen{1}" in behind and before == written(model, first)
 
 
 def test_a_conversation_that_begins_with_an_answer_is_no_fault(vocab: Vocab, templates: dict[str, str]) -> None:

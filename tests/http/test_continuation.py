@@ -237,6 +237,39 @@ async def test_a_conversation_is_one_uninterrupted_context(exact: Path, tmp_path
     assert second["usage"]["cached_input_tokens"] > len(before.tokens)
 
 
+async def test_a_model_that_needs_its_reasoning_goes_on_with_it_alone(house: House) -> None:
+    conversation, _ = await loop(house, "Needed. " + RULES[:200])
+    connection = house.runtime.connections[0]
+    was, connection.settings = connection.settings, replace(connection.settings, reasoning_continuation="required")
+    try:
+        answer = await house.complete(*conversation, tools=[LOOK], options={"maxTokens": 1})
+        assert answer["diagnostics"]["cache"]["continuations_replayed"] == 1
+        for lost in (
+            {key: value for key, value in conversation[2].items() if key != "continuation"},
+            {**conversation[2], "continuation": {**conversation[2]["continuation"], "compatibility_key": "other"}},
+        ):
+            changed = [*conversation[:2], lost, conversation[3]]
+            refused = await house.complete(*changed, tools=[LOOK], status=422)
+            assert refused["error"]["code"] == "unsupported" and "reasoning" in refused["error"]["message"]
+    finally:
+        connection.settings = was
+
+
+async def test_thinking_travels_in_the_continuation(sdist: Path, smollm2: Path, tmp_path: Path) -> None:
+    """With a template that opens the thinking, all that SmolLM2 says is thinking."""
+    template = (sdist / "vendor/llama.cpp/models/templates/Qwen-QwQ-32B.jinja").read_text()
+    async with house_of(tmp_path, smollm2, template=template) as house:
+        asked = [text("user", "Say hello in one short sentence.")]
+        first = await house.complete(*asked, options={"maxTokens": 200})
+        assert first["finishReason"] == "stop" and not any(part["text"] for part in first["message"]["content"])
+        assert first["usage"]["reasoning_output_tokens"] > 3
+        again = await house.complete(*asked, first["message"], text("user", "Go on."), options={"maxTokens": 1})
+        assert again["diagnostics"]["cache"]["continuations_replayed"] == 1
+        before, job = house.jobs[-2:]
+        thought = tokens_of(first["message"])
+        assert len(thought) > 3 and job.tokens[: len(before.tokens) + len(thought)] == before.tokens + thought
+
+
 async def test_a_continuation_survives_a_json_store(house: House) -> None:
     conversation, _ = await loop(house, "Stored. " + RULES[:200])
     stored = json.loads(json.dumps(conversation, sort_keys=True, indent=3, ensure_ascii=True))
