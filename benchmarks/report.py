@@ -1,10 +1,11 @@
 """Tables and plots of what the other scripts have measured, so that no figure is ever typed.
 
     python benchmarks/report.py chat.json forced.json shared.json --readme README.md
+    python benchmarks/report.py --mixed mixed.json --cancel cancel.json --readme README.md
     python benchmarks/report.py chat.json --plot chat.svg
 
-The table stands between `<!-- throughput:begin -->` and `<!-- throughput:end -->` in the file that `--readme` names, or
-is printed.
+The tables stand between `<!-- throughput:begin -->` and `<!-- throughput:end -->` (`mixed`, `cancel`) in the file that
+`--readme` names, or are printed.
 """
 
 from __future__ import annotations
@@ -86,6 +87,47 @@ def table(reports: Sequence[Mapping[str, Any]]) -> str:
         text += f"\nRatios {first}/{second} of paired rounds:\n\n"
         text += _grid(["workload", "load", *RATIO_NAMES.values()], ratios)
     return text
+
+
+def mixed_table(found: Mapping[str, Any]) -> str:
+    """What mixed.py measured: running answers and a long prompt, each beside the other and alone."""
+    heads = ["server", "p95 inter-token alone", "beside the prompt", "ratio", "TTFT alone", "beside answers", "ratio"]
+    rows = [
+        [
+            name,
+            f"{figures['idle_inter_token_ms']['p95']:.1f}",
+            f"{figures['mixed_inter_token_ms']['p95']:.1f}",
+            ranged(figures["inter_token_p95_ratio"], 2),
+            f"{figures['idle_ttft_ms']['median']:.0f}",
+            f"{figures['mixed_ttft_ms']['median']:.0f}",
+            ranged(figures["ttft_ratio"], 2),
+        ]
+        for name, figures in found["targets"].items()
+    ]
+    tokens = round(next(iter(found["targets"].values()))["prompt_tokens"]["median"])
+    text = (
+        f"{found['streams']} running answers and a fresh prompt of {tokens:,} tokens, {found['rounds']} rounds; times"
+    )
+    return f"{text} in milliseconds.\n\n{_grid(heads, rows)}"
+
+
+def cancel_table(found: Mapping[str, Any]) -> str:
+    """What cancel.py measured: when a generation that was given up is settled, and what comes next."""
+    names = {"settled_ms": "settled", "server_settled_ms": "settled, the server's clock", "next_ttft_ms": "next TTFT"}
+    rows = [
+        [f"{way}: {names[key]}", *(f"{found[way][key][each]:.1f}" for each in ("p50", "p95", "p99", "max"))]
+        for way in ("cancel", "disconnect")
+        if way in found
+        for key in names
+        if key in found[way]
+    ]
+    text = (
+        f"{found['trials']} generations given up each way, at random moments of a prefill of {found['prefill_ms']:.0f}"
+    )
+    text += " ms or of the decode behind it; times in milliseconds."
+    if "leaks" in found:
+        text += f" {'Nothing' if found['leaks']['none'] else 'Something'} stayed behind."
+    return f"{text}\n\n{_grid(['part', 'p50', 'p95', 'p99', 'maximum'], rows)}"
 
 
 def _targeted(found: Mapping[str, Any]) -> bool:
@@ -194,25 +236,39 @@ def plot(found: Mapping[str, Any], file: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, nargs="+", help="files that throughput.py wrote with --out")
-    parser.add_argument("--readme", type=Path, help="write the table between this file's throughput markers")
+    parser.add_argument("results", type=Path, nargs="*", help="files that throughput.py wrote with --out")
+    parser.add_argument("--mixed", type=Path, help="a file that mixed.py wrote")
+    parser.add_argument("--cancel", type=Path, help="a file that cancel.py wrote")
+    parser.add_argument("--readme", type=Path, help="write the tables between this file's markers")
     parser.add_argument("--plot", type=Path, help="draw the figures of a single file (PNG or SVG)")
     options = parser.parse_args()
-    if options.plot and len(options.results) > 1:
+    if options.plot and len(options.results) != 1:
         parser.error("a plot shows one file")
-    reports = [json.loads(file.read_text(encoding="utf-8")) for file in options.results]
+    reports = [_read(file) for file in options.results]
     try:
-        text = table(reports)
+        tables = {"throughput": table(reports)} if reports else {}
+        if options.mixed:
+            tables["mixed"] = mixed_table(_read(options.mixed))
+        if options.cancel:
+            tables["cancel"] = cancel_table(_read(options.cancel))
+        if not tables:
+            parser.error("no file of figures is given")
         if options.readme:
-            insert(options.readme, "throughput", text)
+            for name, text in tables.items():
+                insert(options.readme, name, text)
         if options.plot:
             plot(reports[0], options.plot)
     except ReportError as error:
         print(f"report: {error}", file=sys.stderr)
         return 1
     if not options.readme and not options.plot:
-        print(text)
+        print("\n".join(tables.values()))
     return 0
+
+
+def _read(file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found
 
 
 if __name__ == "__main__":

@@ -291,6 +291,46 @@ async def test_tables_are_written_between_their_markers_and_again(tmp_path: Path
     assert f"{found['concurrency']['2']['ratios']['request']['median']:.2f} (" in content
 
 
+def test_what_mixed_and_cancel_found_is_written_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spread = {"median": 2.0, "min": 1.5, "max": 2.5}
+    mixed = {
+        "rounds": 3,
+        "streams": 4,
+        "targets": {
+            "ours": {
+                "prompt_tokens": {"median": 2005.0},
+                "idle_inter_token_ms": {"p95": 20.04},
+                "mixed_inter_token_ms": {"p95": 40.06},
+                "inter_token_p95_ratio": spread,
+                "idle_ttft_ms": {"median": 4000.4},
+                "mixed_ttft_ms": {"median": 8000.6},
+                "ttft_ratio": spread,
+            }
+        },
+    }
+    figures = {"p50": 1.0, "p95": 2.0, "p99": 3.0, "max": 4.5}
+    cancel = {
+        "trials": 200,
+        "prefill_ms": 4000.4,
+        "cancel": {"settled_ms": figures, "server_settled_ms": figures, "next_ttft_ms": figures},
+        "disconnect": {"settled_ms": figures, "next_ttft_ms": figures},
+        "leaks": {"none": True},
+    }
+    file = tmp_path / "README.md"
+    file.write_text("".join(f"<!-- {name}:begin -->\n<!-- {name}:end -->\n" for name in ("mixed", "cancel")))
+    for name, found in (("mixed", mixed), ("cancel", cancel)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(found))
+    given = [f"--{name}={tmp_path / name}.json" for name in ("mixed", "cancel")]
+    monkeypatch.setattr("sys.argv", ["report.py", *given, f"--readme={file}"])
+    assert report.main() == 0
+    content = file.read_text()
+    assert "| ours | 20.0 | 40.1 | 2.00 (1.50 to 2.50) | 4000 | 8001 | 2.00 (1.50 to 2.50) |" in content
+    assert "a fresh prompt of 2,005 tokens" in content
+    assert "| cancel: settled, the server's clock | 1.0 | 2.0 | 3.0 | 4.5 |" in content
+    assert "| disconnect: next TTFT | 1.0 | 2.0 | 3.0 | 4.5 |" in content
+    assert "Nothing stayed behind." in content
+
+
 @pytest.mark.parametrize("content", ["", "<!-- throughput:end -->\n<!-- throughput:begin -->\n"])
 def test_a_file_without_markers_is_left_as_it_was(content: str, tmp_path: Path) -> None:
     file = tmp_path / "README.md"
