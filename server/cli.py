@@ -16,10 +16,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import get_args
 
-from rich.console import Console
-
 from server import library
 from server.config import Config, ConfigError, Source, load_config
+from server.engine import EngineError
 from server.logs import LogFormat, start_logging
 from server.models import ModelError, cache_directory, cached, fetch, label
 from server.state import Consent, Select, StateError, TokenStore, default_state_dir, owner_token
@@ -38,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     try:
         status = options.run(options)
-    except (CommandError, ConfigError, ModelError, StateError) as error:
+    except (CommandError, ConfigError, EngineError, ModelError, StateError) as error:
         print(f"nap-llm: {error}", file=sys.stderr)
         status = 1
     except KeyboardInterrupt:
@@ -188,22 +187,24 @@ nap-llm chat "Weather in Paris?" --tools tools.json --tool-choice get_weather
         "--tool-choice", metavar="CHOICE", help="auto, none, required, or the name of a tool (default: auto)"
     )
 
-    _add_models(
-        command(
-            "models",
-            _models,
-            "list the configured connections and their files",
-            "Reads the headers of the files that are here: size, architecture, context, chat template.",
-        )
+    models = command(
+        "models",
+        library.models,
+        "list the configured connections and their files",
+        "Reads the headers of the files that are here: size, architecture, context, chat template.",
     )
-
+    models.add_argument(
+        "--plan", action="store_true", help="also how each model is laid over this machine's memory, with every figure"
+    )
     pulling = command("pull", library.pull, "fetch models, or what is new of them, and print their paths")
     listing = command("list", library.listing, "list the model files on this machine, and those still to fetch")
     removing = command("rm", library.rm, "remove fetched model files")
+    showing = command("show", library.show, "show what a model's file says, what it can do, and how it would be loaded")
     what = "a connection's key, or owner/repo:file on the Hugging Face Hub"
     pulling.add_argument("what", nargs="*", metavar="WHAT", help=f"{what} (default: all connections)")
     removing.add_argument("what", nargs="+", metavar="WHAT", help=what)
-    for each in (pulling, listing, removing):
+    showing.add_argument("what", metavar="WHAT", help=f"{what}, or the path of a GGUF")
+    for each in (models, pulling, listing, removing, showing):
         _add_models(each)
 
     tokens = command(
@@ -354,33 +355,6 @@ def _chat(options: argparse.Namespace) -> int:
         return talk(options, token)
     finally:
         store.revoke(name)
-
-
-def _models(options: argparse.Namespace) -> int:
-    from server.engine import Vocab
-
-    console = Console(soft_wrap=True, highlight=False, markup=False)
-    for connection in load_config(options.models).connections:
-        console.print(connection.key, style="bold", end="")
-        console.print(f"  {connection.name} ({connection.model})")
-        path = cached(connection.source)
-        if path is None:
-            console.print(f"  file      not here yet: {label(connection.source)}")
-            continue
-        vocab = Vocab.load(str(path))
-        told = vocab.metadata.get
-        architecture = told("general.architecture", "?")
-        trained = told(f"{architecture}.context_length", "?")
-        template = connection.template or told("tokenizer.chat_template")
-        own = "" if connection.template is None else " (the configuration's)"
-        console.print(f"  file      {path}")
-        console.print(f"  size      {path.stat().st_size / 1e6:,.1f} MB")
-        console.print(f"  model     {told('general.name', '?')}, {architecture}, vocabulary {vocab.size}")
-        console.print(
-            f"  context   {connection.context_length or trained} of {trained} tokens, {connection.slots} slots"
-        )
-        console.print(f"  template  {f'{len(template)} characters{own}' if template else 'none'}")
-    return 0
 
 
 def _console(options: argparse.Namespace) -> int:

@@ -113,7 +113,7 @@ class Support:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionConfig:
-    """One `[models.KEY]` table. Zeros stand for what the model was trained for or the machine suggests."""
+    """One `[models.KEY]` table. Zeros and minus ones stand for what the model was trained for, or for what fits."""
 
     key: str
     name: str
@@ -122,9 +122,11 @@ class ConnectionConfig:
     mmproj: Source | None = None
     """The GGUF of the projector that lets the model see images; None: it reads text only."""
     context_length: int = 0
-    slots: int = 8
+    slots: int = 0
     threads: int = 0
     gpu_layers: int = -1
+    cpu_experts: int = -1
+    kv_type: str = ""
     prefill_slowdown: float = 2.5
     """How many times longer a step of running answers may take while prompts are prefilled beside them."""
     speculation: bool = True
@@ -156,6 +158,8 @@ class ConnectionConfig:
             slots=self.slots,
             threads=self.threads,
             gpu_layers=self.gpu_layers,
+            cpu_experts=self.cpu_experts,
+            kv_type=self.kv_type,
             prefill_slowdown=self.prefill_slowdown,
             speculation=self.speculation,
             queue=queue,
@@ -315,9 +319,11 @@ def _connection(key: str, table: _Table, directory: Path) -> ConnectionConfig:
         source=_source(table.table("source", required=True), directory),
         mmproj=_source(table.table("mmproj"), directory) if "mmproj" in table.unread else None,
         context_length=table.integer("context_length", 0, 0, 2**24),
-        slots=table.integer("slots", 8, 1, 256),
+        slots=table.integer("slots", 0, 0, 256),
         threads=table.integer("threads", 0, 0, 1024),
         gpu_layers=table.integer("gpu_layers", -1, -1, 10_000),
+        cpu_experts=table.integer("cpu_experts", -1, -1, 10_000),
+        kv_type={"auto": ""}.get(kind := table.text("kv_type", "auto", pattern="auto|f16|q8_0|q4_0"), kind),
         prefill_slowdown=table.number("prefill_slowdown", 2.5, 1, 100),
         speculation=table.boolean("speculation", True),
         unload_after=table.number("unload_after", 1800, 0, 10**9),

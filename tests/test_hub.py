@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,116 +17,19 @@ from server import hub
 from server.cli import main
 from server.config import ConfigError, HubFile, Source, hub_file, load_config
 from server.models import ModelError, cached, fetch
+from tests.hub_server import COMMIT, REPO, Hub, playing
 
-COMMIT, NEXT = "a" * 40, "b" * 40
+NEXT = "b" * 40
 CONTENT = bytes(range(256)) * 1024
-FILE = HubFile("someone/tiny", "sub/tiny.gguf")
+FILE = HubFile(REPO, "sub/tiny.gguf")
 SOURCE = Source(huggingface=FILE)
-
-
-@dataclass
-class Hub:
-    """What the server has, how it misbehaves, and what it was asked."""
-
-    files: dict[str, bytes] = field(default_factory=lambda: {FILE.file: CONTENT})
-    branches: dict[str, str] = field(default_factory=lambda: {"main": COMMIT})
-    refusal: tuple[int, str] | None = None
-    """Status and `X-Error-Code` of every answer."""
-    ranges: bool = True
-    damaged: bool = False
-    cut: list[int] = field(default_factory=list)
-    """Bytes after which the next answers break off."""
-    asked: list[tuple[str, str, str | None]] = field(default_factory=list)
-    """Method, path and range."""
-    authorization: set[str | None] = field(default_factory=set)
-    url: str = ""
-
-    @property
-    def downloads(self) -> list[str | None]:
-        """The ranges of the requests for content."""
-        return [range_ for method, path, range_ in self.asked if method == "GET" and "/resolve/" in path]
-
-
-def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def answer(self, status: int, **headers: str) -> None:
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name.replace("_", "-"), value)
-            self.end_headers()
-
-        def do_HEAD(self) -> None:
-            self.serve()
-
-        def do_GET(self) -> None:
-            self.serve()
-
-        def serve(self) -> None:
-            hub.asked.append((self.command, self.path, self.headers["Range"]))
-            found = re.fullmatch(r"/(.+)/resolve/([^/]+)/(.+)", self.path)
-            if found is not None:
-                hub.authorization.add(self.headers["Authorization"])
-            if hub.refusal is not None:
-                status, code = hub.refusal
-                self.answer(status, X_Error_Code=code, Content_Length="0")
-                return
-            if found is None or found[1] != FILE.repo:
-                self.answer(404, X_Error_Code="RepoNotFound", Content_Length="0")
-                return
-            commit = hub.branches.get(found[2], found[2] if found[2] in hub.branches.values() else None)
-            if commit is None or found[3] not in hub.files:
-                code = "RevisionNotFound" if commit is None else "EntryNotFound"
-                self.answer(404, X_Error_Code=code, Content_Length="0")
-                return
-            content = hub.files[found[3]]
-            etag = hashlib.sha256(content).hexdigest()
-            start = 0
-            if hub.ranges and (wanted := self.headers["Range"]):
-                start = int(wanted.removeprefix("bytes=").removesuffix("-"))
-            body = content[start:] if not hub.damaged else bytes(len(content) - start)
-            self.answer(
-                206 if start else 200,
-                X_Repo_Commit=commit,
-                ETag=f'"{etag}"',
-                Content_Length=str(len(body)),
-                **({"Content_Range": f"bytes {start}-{len(content) - 1}/{len(content)}"} if start else {}),
-            )
-            if self.command == "GET":
-                if hub.cut:
-                    self.wfile.write(body[: hub.cut.pop(0)])
-                    self.close_connection = True
-                else:
-                    self.wfile.write(body)
-
-    return Handler
 
 
 @pytest.fixture
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A hub, and the library's settings as its environment variables would make them."""
-    served = Hub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(served))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    served.url = f"http://127.0.0.1:{server.server_address[1]}"
-    monkeypatch.setattr(constants, "ENDPOINT", served.url)
-    monkeypatch.setattr(
-        constants, "HUGGINGFACE_CO_URL_TEMPLATE", served.url + "/{repo_id}/resolve/{revision}/{filename}"
-    )
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 4096)
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    yield served
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with playing(tmp_path, monkeypatch) as served:
+        served.files = {FILE.file: CONTENT}
+        yield served
 
 
 def left_behind(directory: Path) -> list[str]:
@@ -413,4 +313,4 @@ def test_rm_leaves_the_owners_own_files_alone(tmp_path: Path, capsys: pytest.Cap
 
 def test_what_is_neither_a_file_nor_a_connection_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, _, err = command(capsys, "pull", "nothing", "--models", str(tmp_path / "none.toml"))
-    assert status == 1 and "nothing is neither owner/repo:file nor the key of a connection" in err
+    assert status == 1 and "nothing is neither owner/repo:file nor a GGUF nor the key" in err

@@ -28,7 +28,7 @@ ALLOWED = {
     "server.client": {"server.wire"},
     "server.config": {"server.wire", "server.engine", "server.logs"},
     "server.hub": {"server.config"},
-    "server.library": {"server.config", "server.models"},
+    "server.library": {"server.chat", "server.config", "server.engine", "server.models", "server.wire"},
     "server.models": {"server.config", "server.hub"},
     "server.logs": set(),
     "server.notify": set(),

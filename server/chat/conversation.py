@@ -71,6 +71,8 @@ class Capabilities:
     """The template can switch it on and off."""
     reasoning_efforts: tuple[ReasoningEffort, ...] = ()
     """Those that the template takes, the least first."""
+    format: str = ""
+    """The name of the format that its calls are written in."""
     fingerprint: str = ""
     """Changes with the tokenizer, the template and the description of the format: what a turn's tokens depend on."""
 

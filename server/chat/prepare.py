@@ -89,6 +89,7 @@ class Model:
             tool_choice_modes=("auto", "none", "required", "tool"),
             thinking=reasoning.switch is not None,
             reasoning_efforts=reasoning.efforts,
+            format=self.format.name,
             fingerprint=self.fingerprint,
         )
 

@@ -7,6 +7,7 @@ import codecs
 import contextlib
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -55,6 +56,8 @@ _BACK_OFF = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _STABLE = 60.0
 _STARTING = 60.0
 """Seconds a new worker may be silent at least: it imports its modules before it can answer."""
+_SMALLEST = 4
+"""Times a model whose worker was killed while loading is tried with less memory."""
 _GRACE = 2.0
 """Seconds a worker gets to exit by itself once its socket is closed."""
 
@@ -202,6 +205,8 @@ class Engine:
         self._sending: asyncio.Task[None] | None = None
         self._ready = False
         self._closing = False
+        self._killed = False
+        self._smaller = 0
         self._load = (0, 0)
         self._last_output = 0.0
         self._watchdog = Watchdog()
@@ -366,10 +371,15 @@ class Engine:
         """Start a process and load the model in it. Raises EngineError.
 
         A worker that dies while it loads is tried again without repacked weights: llama.cpp's AMX kernels, which
-        work on them, crash when an older GCC (seen with 12.2) has compiled them. That holds for every model.
+        work on them, crash when an older GCC (seen with 12.2) has compiled them. That holds for every model. One that
+        the system kills, as it does when memory runs out, is tried again with less.
         """
         answer = await self._spawn()
-        if answer is None and Engine._repack and not self._closing:
+        while answer is None and self._killed and self._smaller < _SMALLEST and not self._closing:
+            self._smaller += 1
+            _log.warning("the worker was killed while loading the model, probably for want of memory; trying with less")
+            answer = await self._spawn()
+        if answer is None and not self._killed and Engine._repack and not self._closing:
             _log.warning("the worker died while loading the model; trying again without repacked weights")
             answer = await self._spawn(repack=False)
             Engine._repack = not isinstance(answer, Ready)
@@ -379,6 +389,8 @@ class Engine:
             _log.warning("llama.cpp refused the model: %s", answer.detail)
             raise EngineError(answer.reason)
         self.info = answer.info
+        for note in self.info.notes:
+            _log.warning("for want of memory: %s", note)
         self._ready = True
         waiting, self._waiting = self._waiting, []
         for job in waiting:
@@ -398,7 +410,7 @@ class Engine:
             ours.close()
             raise
         self._connection = connection
-        self._send(Load(self._spec, repack and Engine._repack))
+        self._send(Load(self._spec, repack and Engine._repack, self._smaller))
         await self._first_word(connection, self._answer)
         if self._answer.done():
             answer = self._answer.result()
@@ -437,6 +449,7 @@ class Engine:
             self._connection.transport.abort()
         if self._process is not None:
             await asyncio.to_thread(_reap, self._process)
+            self._killed = self._process.returncode == -signal.SIGKILL
             self._process = None
 
     async def _supervise(self) -> None:

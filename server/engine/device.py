@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from server.engine import llama
+from server.engine.plan import Device, Machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,47 @@ def device_report() -> DeviceReport:
         cores=cores(),
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     )
+
+
+def machine() -> Machine:
+    """The memory that a model can be laid over now. GPUs are those that llama.cpp would use."""
+    memory, free = _memory()
+    devices = tuple(Device(name, unused, whole) for name, whole, unused in llama.devices()) if llama.offloads() else ()
+    return Machine(devices, memory, free, _repacks(llama.features()))
+
+
+def _memory() -> tuple[int, int]:
+    """Bytes of RAM that this process may use, and of these free ones."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        free = 1024 * _figures("/proc/meminfo")["MemAvailable:"]
+    except (OSError, KeyError):
+        free = memory * 3 // 4  # macOS does not say; it makes room by compressing
+    try:  # a container's limit (cgroup v2); what is only cached gives way
+        group = Path("/sys/fs/cgroup")
+        limit = int((group / "memory.max").read_text())
+        held = int((group / "memory.current").read_text()) - _figures(str(group / "memory.stat"))["inactive_file"]
+        memory, free = min(memory, limit), min(free, limit - held)
+    except (OSError, KeyError, ValueError):
+        pass
+    return memory, max(0, free)
+
+
+def _figures(path: str) -> dict[str, int]:
+    lines = (line.split() for line in Path(path).read_text().splitlines())
+    return {line[0]: int(line[1]) for line in lines if len(line) > 1 and line[1].isdigit()}
+
+
+def _repacks(features: frozenset[str]) -> dict[int, float]:
+    """The `ggml_type`s of matrices for which this CPU has another layout, and how much more room that takes (llama.cpp,
+    `ggml-cpu/amx`, `ggml-cpu/repack.cpp`)."""
+    if "AMX_INT8" in features:
+        return {2: 1, 3: 1, 8: 38 / 34, 12: 148 / 144, 13: 180 / 176, 14: 1, 23: 138 / 136}
+    if "REPACK" not in features:
+        return {}
+    if "AVX2" in features:
+        return dict.fromkeys((2, 12, 20, *((10,) if "AVX512" in features else ())), 1.0)
+    return dict.fromkeys((2, 12, 13, 14, 20), 1.0) if "NEON" in features else {}
 
 
 def cores() -> int:

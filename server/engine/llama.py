@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import importlib.util
+import re
 import sys
 from array import array
 from collections.abc import Callable, Sequence
@@ -42,6 +43,14 @@ _libc = ctypes.CDLL(None)
 
 OK, NO_SLOT, ABORTED = 0, 1, 2
 """What `Context.decode` returns, besides the negative numbers of errors."""
+
+_GPU, _INTEGRATED = 1, 2
+"""`enum ggml_backend_dev_type`."""
+
+KV_TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}
+"""`enum ggml_type` of what the KV cache may be stored as. Fewer bits need flash attention."""
+
+_EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch)?exps"
 
 LOG_WARN = 3
 """`GGML_LOG_LEVEL_WARN`."""
@@ -118,15 +127,29 @@ class LoadError(Exception):
     """llama.cpp could not load the model or make its context."""
 
 
+class _Placed(ctypes.Structure):
+    """`llama_model_tensor_buft_override`: tensors whose names match lie in this kind of memory."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("memory", ctypes.c_void_p))
+
+
 class Model:
     """A GGUF file: its vocabulary, its metadata and, unless `vocab_only`, its weights."""
 
-    def __init__(self, path: str, *, vocab_only: bool = False, gpu_layers: int = -1, repack: bool = True) -> None:
+    def __init__(
+        self, path: str, *, vocab_only: bool = False, gpu_layers: int = -1, cpu_experts: int = 0, repack: bool = True
+    ) -> None:
+        """`cpu_experts`: of so many layers, the first, the experts of a mixture stay with the CPU."""
         _initialise()
         params = C.llama_model_default_params()
         params.vocab_only = vocab_only
         params.n_gpu_layers = gpu_layers
         params.use_extra_bufts = repack
+        if cpu_experts:
+            memory = ctypes.c_void_p(_ggml("ggml_backend_cpu_buffer_type", ctypes.c_void_p)())
+            placed = [_Placed(_EXPERTS.format(layer).encode(), memory) for layer in range(cpu_experts)]
+            places = (_Placed * (cpu_experts + 1))(*placed)  # the last, empty, ends the list
+            params.tensor_buft_overrides = ctypes.addressof(places)
         self._p = C.llama_model_load_from_file(path.encode(), params)
         if not self._p:
             raise LoadError("the model file cannot be loaded")
@@ -287,6 +310,7 @@ class Context:
         threads: int,
         split: bool = False,
         flash: bool = True,
+        kv_type: str = "f16",
         outputs: int = 0,
     ) -> None:
         """`outputs`: the most logits a decode is asked for; 0: one for each sequence."""
@@ -305,6 +329,7 @@ class Context:
         # context: 8 tokens behind 1,200 took 135 ms with it and 30 without, one 23 and 11.
         params.flash_attn_type = -1 if flash else 0
         params.kv_unified = not split
+        params.type_k = params.type_v = KV_TYPES[kv_type]
         params.swa_full = False
         params.no_perf = True
         self._split = split
@@ -546,3 +571,31 @@ def backends() -> tuple[str, ...]:
 def offloads() -> bool:
     """Whether this build of llama.cpp can put layers on a GPU."""
     return bool(C.llama_supports_gpu_offload())
+
+
+def devices() -> list[tuple[str, int, int]]:
+    """The GPUs that this build of llama.cpp uses: name, bytes of memory and of these free ones. Integrated ones count
+    where there are no others. On Metal the memory is the working set that the system recommends."""
+    _initialise()
+    found: dict[int, list[tuple[str, int, int]]] = {}
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    for index in range(_ggml("ggml_backend_dev_count", ctypes.c_size_t)()):
+        device = ctypes.c_void_p(_ggml("ggml_backend_dev_get", ctypes.c_void_p)(ctypes.c_size_t(index)))
+        kind = _ggml("ggml_backend_dev_type", ctypes.c_int)(device)
+        _ggml("ggml_backend_dev_memory", None)(device, ctypes.byref(free), ctypes.byref(total))
+        name = _ggml("ggml_backend_dev_description", ctypes.c_char_p)(device).decode("utf-8", "replace")
+        found.setdefault(kind, []).append((name, total.value, free.value))
+    return found.get(_GPU) or found.get(_INTEGRATED) or []
+
+
+def features() -> frozenset[str]:
+    """What llama.cpp's CPU backend was built for and may use here, as its system information names it."""
+    info = (C.llama_print_system_info() or b"").decode("utf-8", "replace")
+    return frozenset(re.findall(r"(\w+) = 1\b", info))
+
+
+def _ggml(name: str, returns: Any) -> Any:
+    """A function of ggml, which llama.cpp's own library is linked to."""
+    function = _lib[name]
+    function.restype = returns
+    return function

@@ -163,6 +163,11 @@ class ModelSpec:
     slots: int = 8
     threads: int = 0
     gpu_layers: int = -1
+    """Of the layers and the output behind them, so many on GPUs. -1: as many as fit."""
+    cpu_experts: int = -1
+    """Of a mixture, so many layers' experts stay with the CPU. -1: as many as do not fit elsewhere."""
+    kv_type: str = ""
+    """How the KV cache is stored: "f16", "q8_0" or "q4_0". Empty: as it fits."""
     prefill_chunk: int = 0
     prefill_slowdown: float = 2.5
     """How much longer a step of running answers may take while prompts are prefilled beside them."""
@@ -185,6 +190,10 @@ class ModelInfo:
     slots: int
     vocabulary: int
     backends: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What is less than the model has, for want of memory."""
+    crowded: bool = False
+    """Whether GPUs that held nothing else would have taken more of it."""
     vision: bool = False
     """Whether the projector takes images; one for sound alone does not."""
 

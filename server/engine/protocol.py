@@ -24,10 +24,12 @@ _STEP, _PIXELS = b"S", b"P"
 
 
 class Load(NamedTuple):
-    """Load this model. `repack`: let llama.cpp lay weights out anew for the processor at hand."""
+    """Load this model. `repack`: let llama.cpp lay weights out anew for the processor at hand. `smaller`: so many of
+    the best plans for the machine's memory are known to be too large."""
 
     spec: ModelSpec
     repack: bool
+    smaller: int = 0
 
 
 class Pixels(NamedTuple):

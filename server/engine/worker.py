@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import select
 import socket
 import sys
@@ -30,12 +31,13 @@ from numpy.typing import NDArray
 
 from server.engine import gguf, llama
 from server.engine.constraint import ConstraintError, Guard
-from server.engine.device import cores
+from server.engine.device import cores, machine
 from server.engine.encoder import Encoded, Encoder
 from server.engine.heads import Head, Heads
 from server.engine.logprobs import Logprobs, certain
 from server.engine.messages import Done, EngineError, Failed, Job, ModelInfo, ModelSpec
 from server.engine.pixels import Arriving
+from server.engine.plan import Plan, crowded, plans
 from server.engine.projector import Projector, ProjectorError
 from server.engine.prompt import Image, Layouts
 from server.engine.protocol import (
@@ -54,16 +56,14 @@ from server.engine.protocol import (
 )
 from server.engine.sampler import PENALTY_WINDOW, NothingAllowed, TokenSampler
 from server.engine.scheduler import FEW, Admission, Prefix, Scheduler, Sequence, Slot, common_prefix
+from server.engine.shape import Shape
 from server.engine.speculation import MOST, Speculation, lookup
 from server.engine.stop import StopSearch
 from server.engine.threads import Threads
 from server.engine.vocab import Vocab
 
-_CHUNK_CPU, _CHUNK_GPU = 64, 512
-"""Prompt tokens a step. On a CPU 64 take about a third of a second, and larger steps are no quicker per token."""
-
-_CELL_BLOCK = 256
-"""llama.cpp gives a sequence cells by this many."""
+_NO_MEMORY = re.compile("alloc|out of memory", re.IGNORECASE)
+"""In what llama.cpp says of a load that failed."""
 
 _HEADS = 256 << 20
 """Bytes of prompts' beginnings kept beside the KV cache."""
@@ -114,27 +114,30 @@ class Sight:
 class Worker:
     """One loaded model and its batch loop."""
 
-    def __init__(self, connection: socket.socket, spec: ModelSpec, *, repack: bool = True) -> None:
+    def __init__(
+        self, connection: socket.socket, spec: ModelSpec, plan: Plan | None = None, *, repack: bool = True
+    ) -> None:
         self._connection = connection
         self._sending = threading.Lock()
         self._steps = 0
         self.inbox: queue.SimpleQueue[Submit | Cancel | Encoded] = queue.SimpleQueue()
-        self._model = llama.Model(spec.path, gpu_layers=spec.gpu_layers, repack=repack)
+        plan = plan or best(spec)
+        slots = plan.slots
+        self._model = llama.Model(spec.path, gpu_layers=plan.gpu_layers, cpu_experts=plan.cpu_experts, repack=repack)
         if not self._model.decoder:
             raise llama.LoadError("the model is no causal language model")
         self._vocab = Vocab(self._model)
         self._pieces = self._vocab.pieces
         self._eog = self._vocab.eog
         backends = llama.backends()
-        on_gpu = spec.gpu_layers != 0 and llama.offloads()
-        chunk = spec.prefill_chunk or (_CHUNK_GPU if on_gpu else _CHUNK_CPU)
-        self._length, cells = context_size(spec, self._model)
+        on_gpu = plan.gpu_layers > 0
+        self._length, chunk = plan.context_length, plan.chunk
         # What is drafted must be cut off again where it was wrong: not out of a running state, nor where a window has
         # moved on.
         cuts = not self._model.recurrent and not self._model.window
         self._speculation = Speculation() if spec.speculation and cuts else None
         drafts = MOST if self._speculation else 0
-        self._batch = llama.Batch(spec.slots + max(chunk, drafts))
+        self._batch = llama.Batch(slots + max(chunk, drafts))
         threads = spec.threads or cores()
         self._sight: Sight | None = None
         batch = self._batch.size
@@ -145,17 +148,21 @@ class Worker:
             if projector is not None:
                 batch = batch if projector.causal else max(batch, projector.largest)
                 self._sight = Sight(projector, Encoder(projector, self.inbox.put), batch)
-        split = cells >= spec.slots * self._length
-        self._context = llama.Context(
-            self._model,
-            cells=cells,
-            sequences=spec.slots,
-            batch=batch,
-            threads=threads,
-            split=split,
-            flash=on_gpu,
-            outputs=spec.slots + drafts,
-        )
+        try:
+            self._context = llama.Context(
+                self._model,
+                cells=plan.cells,
+                sequences=slots,
+                batch=batch,
+                threads=threads,
+                split=plan.split,
+                flash=plan.flash,
+                kv_type=plan.kv_type,
+                outputs=slots + drafts,
+            )
+        except llama.LoadError:
+            self._let_go()
+            raise
         # A configured count is kept; beside a GPU, CPU time says nothing about the cores.
         self._threads = Threads(threads) if not spec.threads and not on_gpu else None
         self._cores = threads, threads if on_gpu else max(1, threads - half)
@@ -166,14 +173,14 @@ class Worker:
         self._candidates = llama.Candidates(self._vocab.size)
         self._asked = llama.Candidates(self._vocab.size)
         self._scheduler = Scheduler(
-            spec.slots,
+            slots,
             chunk,
             # A running state cannot be cut; nor can what a copy of a window holds.
-            copies=not self._model.recurrent and not (split and self._model.window),
-            adjoining=split,
+            copies=not self._model.recurrent and not (plan.split and self._model.window),
+            adjoining=plan.split,
             slowdown=spec.prefill_slowdown,
         )
-        self._heads = Heads(_HEADS) if split and not self._model.recurrent and not self._model.window else None
+        self._heads = Heads(_HEADS) if plan.split and not self._model.recurrent and not self._model.window else None
         self._samplers: dict[int, tuple[TokenSampler, Guard | None]] = {}
         self._stops: dict[int, StopSearch] = {}
         self._flight = Flight({})
@@ -186,12 +193,24 @@ class Worker:
         self.info = ModelInfo(
             architecture=self._vocab.metadata.get("general.architecture", ""),
             context_length=self._length,
-            slots=spec.slots,
+            slots=slots,
             vocabulary=self._vocab.size,
             backends=backends,
             vision=self._sight is not None,
+            notes=plan.notes,
         )
-        self._warm_up()
+        try:
+            self._warm_up()
+        except llama.LoadError:
+            self._context.close()
+            self._let_go()
+            raise
+
+    def _let_go(self) -> None:
+        """Gives memory back after a load that failed, for the next to use."""
+        if self._sight is not None:
+            self._sight.projector.close()
+        self._model.close()
 
     def _warm_up(self) -> None:
         """One full step: buffers are touched and kernels proven before the first job pays for it, or dies of it."""
@@ -678,31 +697,40 @@ class Worker:
             self._output, self._ended, self._logprobs = [], [], []
 
 
-def context_size(spec: ModelSpec, model: llama.Model) -> tuple[int, int]:
-    """Tokens one sequence may hold, and cells of the KV cache of all.
+def best(spec: ModelSpec) -> Plan:
+    """The best plan for the machine as it is. Raises EngineError where the file is damaged."""
+    return next(plans(Shape.of(gguf.read(spec.path)), machine(), spec))
 
-    On a CPU every slot gets cells of its own for all its tokens where that takes at most a quarter of the memory: steps
-    are quicker so. Else there are fewer: enough for two full sequences or 16,384 tokens, in one pool; beyond that
-    sequences step aside for each other. What a model was trained for may be more than the machine holds: unless
-    configured, the pool stays within a quarter of its memory.
+
+def fitted(connection: socket.socket, frame: Load, said: list[str]) -> Worker:
+    """The model by the best plan that memory is there for. `said`: what llama.cpp logs, as it goes.
+
+    Raises EngineError, and LoadError where llama.cpp refuses the model or no plan is small enough.
     """
-    length = spec.context_length or model.context_trained
-    quarter = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4 // max(1, model.cell_bytes)
-    own = spec.slots * -(-length // _CELL_BLOCK) * _CELL_BLOCK
-    if own <= quarter and (spec.gpu_layers == 0 or not llama.offloads()):
-        return length, own
-    cells = min(spec.slots * length, max(2 * length, 16384))
-    if not spec.context_length:
-        cells = min(cells, max(2048, quarter))
-    return min(length, cells), cells
+    spec = frame.spec
+    shape, here = Shape.of(gguf.read(spec.path)), machine()
+    choices = [*plans(shape, here, spec)]
+    for number, plan in enumerate(choices):
+        if number < min(frame.smaller, len(choices) - 1):
+            continue
+        if number:
+            plan = replace(plan, notes=(*plan.notes, "loading it with more ran out of memory"))
+        said.clear()
+        try:
+            worker = Worker(connection, spec, plan, repack=frame.repack)
+            worker.info = replace(worker.info, crowded=crowded(shape, here, spec))
+            return worker
+        except llama.LoadError:
+            if not any(_NO_MEMORY.search(line) for line in said):
+                raise
+    raise llama.LoadError("there is not enough memory for the model as it is configured")
 
 
-def load(connection: socket.socket, spec: ModelSpec, repack: bool) -> Worker | Refused:
+def load(connection: socket.socket, frame: Load) -> Worker | Refused:
     said: list[str] = []
     llama.log_to(lambda level, text: said.append(text.strip()) if level >= llama.LOG_WARN else None)
     try:
-        gguf.read(spec.path)
-        return Worker(connection, spec, repack=repack)
+        return fitted(connection, frame, said)
     except EngineError as error:
         return Refused(error.reason, error.reason)
     except llama.LoadError as error:
@@ -748,7 +776,7 @@ def main() -> None:
             return
         frames = decoder.feed(data)
     with answering(connection, decoder):
-        loaded = load(connection, *frames[0])
+        loaded = load(connection, frames[0])
     if isinstance(loaded, Refused):
         connection.sendall(encode(loaded))
         return

@@ -265,12 +265,17 @@ class Connection:
         spec = self.config.spec(path, queue=self._queue, patience=self._patience, projector=self._projector)
         try:
             try:
-                return await self._start_engine(spec)
+                engine = await self._start_engine(spec)
             except EngineError:
                 # It may be memory that is missing; no backend says so reliably.
                 if self._make_room is None or not await self._make_room():
                     raise
                 return await self._start_engine(spec)
+            # Rather whole on the GPUs than in part, beside a model that nobody uses.
+            if engine.info.crowded and self._make_room is not None and await self._make_room():
+                await engine.close()
+                return await self._start_engine(spec)
+            return engine
         except EngineError as error:
             log.warning("connection %s: the model does not load: %s", self.key, error.reason)
             raise WireError("provider-error", f"the connection's model cannot be loaded: {error.reason}") from None

@@ -92,7 +92,8 @@ def test_a_plain_conversation_is_what_the_template_writes(model: Model) -> None:
 
 def test_capabilities(model: Model) -> None:
     found = model.capabilities()
-    expected = Capabilities(False, True, True, ("auto", "none", "required", "tool"), fingerprint=found.fingerprint)
+    modes = ("auto", "none", "required", "tool")
+    expected = Capabilities(False, True, True, modes, format=found.format, fingerprint=found.fingerprint)
     assert found == expected
 
 

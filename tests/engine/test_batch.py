@@ -16,6 +16,7 @@ from server.engine import Done, Failed, Job, ModelSpec, Sampling, Segment, Vocab
 from server.engine.protocol import Cancel, Decoder, Step, Submit
 from server.engine.scheduler import Prefix, Sequence, Slot
 from server.engine.worker import Worker
+from tests.engine.planned import sized
 from tests.engine.test_generate import LETTERS, NEXT
 
 
@@ -69,7 +70,7 @@ class Bench:
 @pytest.fixture
 def bench(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     """With a KV cache of 256 cells for three sequences of up to 200 tokens."""
-    monkeypatch.setattr(worker, "context_size", lambda spec, model: (200, 256))
+    monkeypatch.setattr(worker, "best", sized(200, 256))
     yield Bench(smollm2)
 
 
@@ -147,7 +148,7 @@ def test_a_small_share_of_a_step_is_no_reason_to_abort(bench: Bench, letters: ar
 def test_jobs_that_begin_alike_prefill_it_once(
     smollm2: Path, letters: array[int], monkeypatch: pytest.MonkeyPatch, cells: int
 ) -> None:
-    monkeypatch.setattr(worker, "context_size", lambda spec, model: (200, cells))
+    monkeypatch.setattr(worker, "best", sized(200, cells))
     bench = Bench(smollm2)
     prompt = letters[:-3]
     for number in range(3):

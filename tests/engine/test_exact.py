@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from server.engine import Done, Job, Sampling
+from server.engine import Done, Job, Sampling, worker
 from server.engine.protocol import Submit
 from tests.chat.standin import write_model
+from tests.engine.planned import sized
 from tests.engine.test_batch import Bench
 
 _numbers = count(1)
@@ -71,7 +72,7 @@ def test_cache_and_company_change_no_output(
 ) -> None:
     """In cells of each sequence's own, and in a pool."""
     if cells is not None:
-        monkeypatch.setattr("server.engine.worker.context_size", lambda spec, model: (400, cells))
+        monkeypatch.setattr(worker, "best", sized(400, cells))
     runs = Runs(models[architecture])
     prompts = conversations()
     alone = []

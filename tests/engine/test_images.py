@@ -18,6 +18,7 @@ from server.engine import Done, Failed, Job, ModelSpec, Picture, Sampling, Segme
 from server.engine.projector import Projector, ProjectorError
 from server.engine.protocol import Cancel, Decoder, Step, Submit
 from server.engine.worker import Worker
+from tests.engine.planned import sized
 from tests.fixtures.projectors import KINDS, TOKENS, Seer, picture, write_projector, write_seer
 
 GREEDY = Sampling(temperature=0)
@@ -422,7 +423,7 @@ def test_a_cancel_within_an_image_takes_it_out_of_the_cache(seers: dict[str, See
 
 
 def test_a_full_cache_lets_an_image_step_aside_and_come_back(seer: Seer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "context_size", lambda spec, model: (200, 256))
+    monkeypatch.setattr(worker, "best", sized(200, 256))
     bench = Bench(seer, slots=3, speculation=False)
     prompts: list[Prompt] = [["a", A, B, "1"], ["b", B, A, "2"], ["c", picture(3), "3"]]
     alone = [bench.ask(prompt, max_tokens=80)[0] for prompt in prompts]

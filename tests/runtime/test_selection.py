@@ -320,6 +320,27 @@ async def test_a_model_that_does_not_load_makes_idle_ones_give_way(tmp_path: Pat
     await world.runtime.close()
 
 
+async def test_a_model_that_others_crowd_is_loaded_again_where_they_give_way(tmp_path: Path) -> None:
+    world = World(tmp_path / "m", connections=two(tmp_path / "m"))
+    first, second = world.runtime.connections
+    await first.load()
+    world.crowded = True
+    release = first.release
+
+    async def released() -> None:
+        world.crowded = False
+        await release()
+
+    first.release = released  # type: ignore[method-assign]
+    engine = await second.load()
+    assert first.loaded is None and not engine.info.crowded and len(world.starts) == 3
+    world.crowded = True
+    async with second.in_use():
+        assert (await first.load()).info.crowded
+        assert second.loaded is engine, "whom it serves keeps its memory"
+    await world.runtime.close()
+
+
 async def test_what_is_known_to_be_too_long_is_refused_before_anyone_is_asked(tmp_path: Path) -> None:
     source = Source(path=tmp_path / "m")
     connection = ConnectionConfig("a", "A", "small", source, context_length=5)

@@ -1,0 +1,223 @@
+"""A model's shape: what its layers weigh and remember, read from the header of its file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from server.engine.gguf import BLOCKS, Array, Gguf, GgufError
+
+_BLOCK = re.compile(r"blk\.(\d+)\.(.*)")
+_EXPERTS = re.compile(r"ffn_(up|down|gate|gate_up)_(ch)?exps\.")
+_MOST_LAYERS = 4096
+
+_WINDOWED = {
+    **dict.fromkeys(("gemma3", "gemma-embedding"), 6),
+    **dict.fromkeys(("gemma2", "gpt-oss"), 2),
+    **dict.fromkeys(("cohere2", "exaone4", "exaone-moe", "olmo2", "llama4", "afmoe", "mellum"), 4),
+    "gemma3n": 5,
+    "plamo3": 8,
+}
+"""Of so many layers one sees everything, the last; the others see a window (llama.cpp, `src/models`). Where a file says
+so itself, that counts. A missing architecture is taken to see everything everywhere: too much, never too little."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    weights: int
+    """Bytes of all its tensors."""
+    experts: int
+    """Bytes of those that hold a mixture's experts, of which a token meets few."""
+    keys: int
+    """Elements of the keys of one token."""
+    values: int
+    windowed: bool
+    state: int
+    """Bytes of the running state of one sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    architecture: str
+    context_trained: int
+    layers: tuple[Layer, ...]
+    embedding: int
+    """Bytes of the token embeddings, which stay with the CPU."""
+    output: int
+    """Bytes of what comes behind the last layer. Where the embeddings serve there too, a second copy of them."""
+    repackable: tuple[tuple[int, int], ...]
+    """Bytes of matrices by `ggml_type`: a CPU may lay them out anew."""
+    size: int
+    """Bytes of all tensors, as the file has them."""
+    vocabulary: int
+    width: int
+    """Elements between layers."""
+    heads: int
+    queries: int
+    """Elements of the queries of one token."""
+    feed_forward: int
+    """Elements inside the feed-forward part; of a mixture, for all experts that a token meets."""
+    experts_met: int
+    window: int
+    """Tokens of the sliding window; 0: none."""
+
+    @property
+    def recurrent(self) -> bool:
+        return any(layer.state for layer in self.layers)
+
+    @property
+    def experts(self) -> int:
+        """Layers that hold experts."""
+        return sum(layer.experts > 0 for layer in self.layers)
+
+    @classmethod
+    def of(cls, file: Gguf) -> Shape:
+        """Raises GgufError where the file does not say what is needed, or says what cannot be."""
+        return _Reading(file).shape()
+
+
+class _Reading:
+    def __init__(self, file: Gguf) -> None:
+        self._file = file
+        self._name = file.architecture
+        self._count = self.one("block_count")
+        if not 1 <= self._count <= _MOST_LAYERS:
+            raise GgufError("the model file's number of layers is none that can be")
+
+    def one(self, key: str, default: int | None = None) -> int:
+        """A number of the architecture; of one for each layer, the largest."""
+        value = self._file.metadata.get(f"{self._name}.{key}")
+        if isinstance(value, Array):
+            return max(self.each(key, 0))
+        return self._file.number(f"{self._name}.{key}", default)
+
+    def each(self, key: str, default: int | None = None) -> tuple[int, ...]:
+        """A number for each layer."""
+        value = self._file.metadata.get(f"{self._name}.{key}")
+        if not isinstance(value, Array):
+            return (self.one(key, default),) * self._count
+        values = value.values or ()
+        if len(values) < self._count or not all(isinstance(each, int) and 0 <= each < 2**31 for each in values):
+            raise GgufError(f"the model file's {self._name}.{key} has no count for each layer")
+        return tuple(int(each) for each in values[: self._count])
+
+    def shape(self) -> Shape:
+        weights, experts = [0] * self._count, [0] * self._count
+        embedding = output = 0
+        matrices: dict[int, int] = {}
+        for tensor in self._file.tensors:
+            if (found := _BLOCK.match(tensor.name)) is not None:
+                at = min(int(found[1]), self._count - 1)
+                weights[at] += tensor.bytes
+                if _EXPERTS.match(found[2]):
+                    experts[at] += tensor.bytes
+            elif tensor.name.startswith(("token_embd", "per_layer_token_embd")):
+                embedding += tensor.bytes
+            else:
+                output += tensor.bytes
+            if len(tensor.shape) > 1 and BLOCKS[tensor.type][0] > 1 and not tensor.name.startswith("token_embd"):
+                matrices[tensor.type] = matrices.get(tensor.type, 0) + tensor.bytes
+        size = sum(tensor.bytes for tensor in self._file.tensors)
+        shared = next((each for each in self._file.tensors if each.name == "token_embd.weight"), None)
+        if shared is not None and not any(each.name == "output.weight" for each in self._file.tensors):
+            output += shared.bytes
+            if BLOCKS[shared.type][0] > 1:
+                matrices[shared.type] = matrices.get(shared.type, 0) + shared.bytes
+        width, heads = self.one("embedding_length"), self.each("attention.head_count", 0)
+        inner = self.each("feed_forward_length", 0)
+        met = self.one("expert_used_count", 0)
+        feed_forward = max(max(inner), met * self.one("expert_feed_forward_length", max(inner) if met else 0))
+        head = width // max(1, *heads)
+        return Shape(
+            architecture=self._name,
+            context_trained=self.one("context_length"),
+            layers=tuple(self._layers(weights, experts, heads, head)),
+            embedding=embedding,
+            output=output,
+            repackable=tuple(matrices.items()),
+            size=size,
+            vocabulary=self._vocabulary(),
+            width=width,
+            heads=max(heads),
+            queries=max(heads) * self.one("attention.key_length", head),
+            feed_forward=feed_forward,
+            experts_met=met,
+            window=self.one("attention.sliding_window", 0) if any(self._windowed()) else 0,
+        )
+
+    def _vocabulary(self) -> int:
+        tokens = self._file.metadata.get("tokenizer.ggml.tokens")
+        return tokens.count if isinstance(tokens, Array) else self.one("vocab_size", 0)
+
+    def _layers(self, weights: list[int], experts: list[int], heads: tuple[int, ...], head: int) -> Iterable[Layer]:
+        key_heads = [
+            given if given is not None else own
+            for own, given in zip(
+                heads,
+                self.each("attention.head_count_kv") if self._has("attention.head_count_kv") else [None] * self._count,
+                strict=True,
+            )
+        ]
+        keys, values = self.one("attention.key_length", head), self.one("attention.value_length", head)
+        window_keys = self.one("attention.key_length_swa", keys)
+        window_values = self.one("attention.value_length_swa", values)
+        latent = self._has("attention.key_length_mla")  # keys and values are one latent vector (DeepSeek V2)
+        windowed, own = self._windowed(), self._count - self.one("attention.shared_kv_layers", 0)
+        states = self._states(key_heads)
+        for at in range(self._count):
+            count = key_heads[at] if at < own and not (states[at] and self._either) else 0
+            yield Layer(
+                weights[at],
+                experts[at],
+                count * (window_keys if windowed[at] else keys),
+                0 if latent else count * (window_values if windowed[at] else values),
+                windowed[at],
+                states[at],
+            )
+
+    def _has(self, key: str) -> bool:
+        return f"{self._name}.{key}" in self._file.metadata
+
+    def _windowed(self) -> tuple[bool, ...]:
+        """Which layers see a window alone."""
+        key = "attention.sliding_window_pattern"
+        if not self.one("attention.sliding_window", 0):
+            return (False,) * self._count
+        value = self._file.metadata.get(f"{self._name}.{key}")
+        if isinstance(value, Array):
+            return tuple(bool(each) for each in self.each(key))
+        period = self.one(key, _WINDOWED.get(self._name, 1))
+        return tuple(period == 0 or at % period < period - 1 for at in range(self._count))
+
+    @property
+    def _either(self) -> bool:
+        """Whether a layer has either keys and values or a running state, not both."""
+        return self._name != "falcon-h1"
+
+    def _states(self, key_heads: list[int]) -> list[int]:
+        """Bytes of each layer's running state for one sequence (llama.cpp, `llama_hparams::n_embd_r`, `n_embd_s`)."""
+        width = self.one("embedding_length")
+        inner, size = self.one("ssm.inner_size", 0), self.one("ssm.state_size", 0)
+        convolution = max(0, self.one("ssm.conv_kernel", 0) - 1)
+        state = convolution * (inner + 2 * self.one("ssm.group_count", 0) * size) + size * inner
+        if cache := self.one("shortconv.l_cache", 0):
+            state = width * (cache - 1)
+        elif head := self.one("wkv.head_size", 0):
+            state = width * (head + self.one("token_shift_count", 2))
+        elif head := self.one("kda.head_dim", 0):
+            heads = self.one("attention.head_count")
+            state = heads * head * (3 * (convolution or 3) + head)
+        if not state:
+            return [0] * self._count
+        every = self.one("full_attention_interval", 4 if self._name in ("qwen3next", "qwen35", "qwen35moe") else 0)
+        if every:
+            return [0 if (at + 1) % every == 0 else 4 * state for at in range(self._count)]
+        if not self._either or not any(key_heads):
+            return [4 * state] * self._count
+        return [0 if count else 4 * state for count in key_heads]
+
+
+def element_bytes(kind: str) -> float:
+    """Bytes of one element of the KV cache."""
+    return {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}[kind]

@@ -1,0 +1,156 @@
+"""Models of any size that take no room: headers as real ones have them, and holes where the weights would be."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from server.engine.gguf import BLOCKS
+
+F32, Q4_0, Q8_0 = 0, 2, 8
+
+
+def text(value: str | bytes) -> bytes:
+    data = value if isinstance(value, bytes) else value.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def pair(key: str, kind: int, value: bytes) -> bytes:
+    return text(key) + struct.pack("<I", kind) + value
+
+
+def tensor(name: str, shape: tuple[int, ...] = (32,), kind: int = 0, offset: int = 0) -> bytes:
+    return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
+
+
+def header(tensors: int = 0, pairs: int = 0, *, version: int = 3, magic: bytes = b"GGUF") -> bytes:
+    return magic + struct.pack("<IQQ", version, tensors, pairs)
+
+
+def write(
+    path: Path,
+    architecture: str,
+    numbers: Mapping[str, int | float],
+    tensors: Mapping[str, tuple[tuple[int, ...], int]],
+    *,
+    vocabulary: int = 32_000,
+) -> Path:
+    """A GGUF without a tokenizer. `numbers` are keys of the architecture, `tensors` shapes and types by name."""
+    pairs = [
+        pair("general.architecture", 8, text(architecture)),
+        pair("tokenizer.ggml.model", 8, text("no_vocab")),
+        pair(f"{architecture}.vocab_size", 4, struct.pack("<I", vocabulary)),
+    ]
+    for key, value in numbers.items():
+        form = ("<I", 4) if isinstance(value, int) else ("<f", 6)
+        pairs.append(pair(f"{architecture}.{key}", form[1], struct.pack(form[0], value)))
+    content, offset = header(len(tensors), len(pairs)) + b"".join(pairs), 0
+    for name, (shape, kind) in tensors.items():
+        content += tensor(name, shape, kind, offset)
+        elements, size = BLOCKS[kind]
+        offset = -(-(offset + math.prod(shape) // elements * size) // 32) * 32
+    with path.open("wb") as file:
+        file.write(content)
+        file.truncate(-(-len(content) // 32) * 32 + offset)
+    return path
+
+
+def llama(
+    path: Path,
+    *,
+    layers: int = 32,
+    width: int = 4096,
+    inner: int = 14_336,
+    heads: int = 32,
+    key_heads: int = 8,
+    context: int = 131_072,
+    vocabulary: int = 128_256,
+    kind: int = Q4_0,
+) -> Path:
+    """The shape of a Llama 3 of 8 billion parameters, unless told otherwise."""
+
+    def tensors() -> Iterator[tuple[str, tuple[tuple[int, ...], int]]]:
+        head = width // heads
+        yield "token_embd.weight", ((width, vocabulary), kind)
+        for at in range(layers):
+            for name, shape in {
+                "attn_q": (width, width),
+                "attn_k": (width, key_heads * head),
+                "attn_v": (width, key_heads * head),
+                "attn_output": (width, width),
+                "ffn_gate": (width, inner),
+                "ffn_up": (width, inner),
+                "ffn_down": (inner, width),
+            }.items():
+                yield f"blk.{at}.{name}.weight", (shape, kind)
+            yield f"blk.{at}.attn_norm.weight", ((width,), F32)
+            yield f"blk.{at}.ffn_norm.weight", ((width,), F32)
+        yield "output_norm.weight", ((width,), F32)
+        yield "output.weight", ((width, vocabulary), kind)
+
+    numbers: dict[str, int | float] = {
+        "block_count": layers,
+        "context_length": context,
+        "embedding_length": width,
+        "feed_forward_length": inner,
+        "attention.head_count": heads,
+        "attention.head_count_kv": key_heads,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.dimension_count": width // heads,
+    }
+    return write(path, "llama", numbers, dict(tensors()), vocabulary=vocabulary)
+
+
+def qwen3moe(
+    path: Path,
+    *,
+    layers: int = 48,
+    width: int = 2048,
+    experts: int = 128,
+    met: int = 8,
+    inner: int = 768,
+    heads: int = 32,
+    key_heads: int = 4,
+    head: int = 128,
+    context: int = 40_960,
+    vocabulary: int = 151_936,
+    kind: int = Q4_0,
+) -> Path:
+    """The shape of Qwen 3 30B A3B, a mixture of experts, unless told otherwise."""
+
+    def tensors() -> Iterator[tuple[str, tuple[tuple[int, ...], int]]]:
+        yield "token_embd.weight", ((width, vocabulary), kind)
+        for at in range(layers):
+            for name, shape in {
+                "attn_q": (width, heads * head),
+                "attn_k": (width, key_heads * head),
+                "attn_v": (width, key_heads * head),
+                "attn_output": (heads * head, width),
+                "ffn_gate_exps": (width, inner, experts),
+                "ffn_up_exps": (width, inner, experts),
+                "ffn_down_exps": (inner, width, experts),
+            }.items():
+                yield f"blk.{at}.{name}.weight", (shape, kind)
+            yield f"blk.{at}.ffn_gate_inp.weight", ((width, experts), F32)
+            for name, size in {"attn_norm": width, "ffn_norm": width, "attn_q_norm": head, "attn_k_norm": head}.items():
+                yield f"blk.{at}.{name}.weight", ((size,), F32)
+        yield "output_norm.weight", ((width,), F32)
+        yield "output.weight", ((width, vocabulary), kind)
+
+    numbers: dict[str, int | float] = {
+        "block_count": layers,
+        "context_length": context,
+        "embedding_length": width,
+        "feed_forward_length": 6144,
+        "attention.head_count": heads,
+        "attention.head_count_kv": key_heads,
+        "attention.key_length": head,
+        "attention.value_length": head,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "expert_count": experts,
+        "expert_used_count": met,
+        "expert_feed_forward_length": inner,
+    }
+    return write(path, "qwen3moe", numbers, dict(tensors()), vocabulary=vocabulary)

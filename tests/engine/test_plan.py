@@ -1,0 +1,298 @@
+"""Plans: estimates held against what llama.cpp reports, and choices for machines that do not exist."""
+
+from __future__ import annotations
+
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.engine import Engine, ModelSpec, client, gguf, llama
+from server.engine.device import machine
+from server.engine.llama import KV_TYPES, C
+from server.engine.plan import Device, Machine, Plan, Share, crowded, plan, plans
+from server.engine.shape import Shape
+from tests.engine import sparse
+
+GIB = 2**30
+MIB = 2**20
+RAM = Machine((), 64 * GIB, 48 * GIB)
+
+
+def shape_of(path: Path) -> Shape:
+    return Shape.of(gguf.read(path))
+
+
+def reported(path: Path, made: Plan, *, allocate: bool = True) -> dict[str, float]:
+    """Bytes that llama.cpp says it takes for this plan on the CPU, by what for."""
+    lines: list[str] = []
+    llama.log_to(lambda _, text: lines.append(text))
+    try:
+        llama._initialise()
+        model = C.llama_model_default_params()
+        model.no_alloc = not allocate
+        if not allocate:
+            model.load_mode = 0
+        loaded = C.llama_model_load_from_file(str(path).encode(), model)
+        assert loaded
+        context = C.llama_context_default_params()
+        context.n_ctx, context.n_batch, context.n_ubatch = made.cells, made.batch, made.batch
+        context.n_seq_max = context.n_outputs_max = made.slots
+        context.flash_attn_type = -1 if made.flash else 0
+        context.kv_unified, context.swa_full = not made.split, False
+        context.type_k = context.type_v = KV_TYPES[made.kv_type]
+        running = C.llama_init_from_model(loaded, context)
+        assert running
+        C.llama_free(running)
+        C.llama_model_free(loaded)
+    finally:
+        llama.log_to(None)
+    said = "".join(lines)
+    found: dict[str, float] = {"weights": 0, "repacked": 0, "kv": 0, "compute": 0}
+    for name, size in re.findall(r"(\S+ +(?:model|compute|output|RS) buffer size) = +([\d.]+) MiB", said):
+        kind = "compute" if "compute" in name or "output" in name else "kv" if "RS" in name else "weights"
+        if "AMX" in name or "REPACK" in name:
+            kind = "repacked"
+        found[kind] += float(size) * MIB
+    for size in re.findall(r"llama_kv_cache: size = +([\d.]+) MiB", said):
+        found["kv"] += float(size) * MIB
+    return found
+
+
+def near(share: Share, found: dict[str, float], *names: str) -> None:
+    for name in names:
+        assert getattr(share, name) == pytest.approx(found[name], rel=0.1, abs=0.2 * MIB), name
+
+
+REAL = [
+    {"context_length": 2048, "slots": 1},
+    {"context_length": 1024, "slots": 8},
+    {"context_length": 4096, "slots": 4},
+    {"context_length": 8192, "slots": 2, "kv_type": "q8_0"},
+]
+
+
+@pytest.mark.parametrize("memory", [64, 1], ids=["split", "pool"])
+@pytest.mark.parametrize("wishes", REAL, ids=lambda wishes: "-".join(map(str, wishes.values())))
+@pytest.mark.parametrize("name", ["smollm2", "gemma"])
+def test_the_estimate_is_what_llama_cpp_takes(
+    request: pytest.FixtureRequest, name: str, wishes: dict[str, Any], memory: int
+) -> None:
+    path: Path = request.getfixturevalue(name)
+    here = replace(machine(), memory=memory * GIB // 8 if memory == 1 else memory * GIB)
+    made = plan(shape_of(path), here, ModelSpec(str(path), speculation=False, **wishes))
+    assert made.split == (memory == 64) or made.host.kv < here.memory // 4
+    near(made.host, reported(path, made), "weights", "repacked", "kv", "compute")
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"context_length": 2048, "slots": 1},
+        {"context_length": 65_536, "slots": 8, "prefill_chunk": 512},
+        {"context_length": 16_384, "slots": 8, "prefill_chunk": 512, "kv_type": "q8_0"},
+    ],
+    ids=["short", "long", "quantized"],
+)
+@pytest.mark.parametrize("make", [sparse.llama, sparse.qwen3moe], ids=["dense", "mixture"])
+def test_the_estimate_holds_for_models_of_other_sizes(
+    tmp_path: Path, make: Callable[[Path], Path], wishes: dict[str, Any]
+) -> None:
+    path = make(tmp_path / "model.gguf")
+    made = plan(shape_of(path), RAM, ModelSpec(str(path), speculation=False, **wishes))
+    near(made.host, reported(path, made, allocate=False), "kv", "compute")
+    assert made.host.weights == pytest.approx(path.stat().st_size, rel=0.01)
+
+
+# --- machines that do not exist
+
+
+def gpus(*free: float, ram: int = 64) -> Machine:
+    devices = tuple(Device(f"GPU {at}", int(size * GIB)) for at, size in enumerate(free))
+    return Machine(devices, ram * GIB, ram * GIB * 3 // 4)
+
+
+@pytest.fixture
+def dense(tmp_path: Path) -> Shape:
+    """8 billion parameters: 4.2 GiB of weights, 128 KiB of KV cache a token, trained for 131,072 tokens."""
+    return shape_of(sparse.llama(tmp_path / "dense.gguf"))
+
+
+@pytest.fixture
+def mixture(tmp_path: Path) -> Shape:
+    """30 billion parameters, 16 GiB, of which nearly all are experts'."""
+    return shape_of(sparse.qwen3moe(tmp_path / "mixture.gguf"))
+
+
+def choose(shape: Shape, where: Machine, **wishes: Any) -> Plan:
+    return plan(shape, where, ModelSpec("", **{"slots": 0, **wishes}))
+
+
+def test_a_gpu_with_room_takes_all(dense: Shape) -> None:
+    made = choose(dense, gpus(80))
+    assert (made.gpu_layers, made.cpu_experts, made.kv_type, made.slots) == (33, 0, "f16", 8)
+    assert made.context_length == 131_072 and made.cells >= 2 * 131_072
+    assert made.fits and made.notes == ()
+    (gpu,) = made.devices
+    assert gpu.weights == dense.size - dense.embedding
+    assert made.host.weights == dense.embedding and made.host.kv == 0
+
+
+def test_less_room_costs_context_first(dense: Shape) -> None:
+    made = choose(dense, gpus(16))
+    assert (made.gpu_layers, made.kv_type) == (33, "f16")
+    assert 32_768 < made.context_length < 131_072 and made.fits
+    assert any("context of" in note for note in made.notes)
+
+
+def test_then_the_precision_of_the_cache(dense: Shape) -> None:
+    made = choose(dense, gpus(6.4))
+    assert (made.gpu_layers, made.kv_type) == (33, "q8_0")
+    assert made.context_length >= 4096 and made.fits
+    assert any("q8_0" in note for note in made.notes)
+
+
+def test_then_whole_layers_go_to_the_cpu(dense: Shape) -> None:
+    made = choose(dense, gpus(4))
+    assert 10 < made.gpu_layers < 33 and made.context_length >= 4096 and made.fits
+    (gpu,) = made.devices
+    assert gpu.weights + made.host.weights == dense.size
+    assert made.host.kv and any("layers stay with the CPU" in note for note in made.notes)
+    assert choose(dense, gpus(3)).gpu_layers < made.gpu_layers
+
+
+def test_a_gpu_without_room_is_left_alone(dense: Shape) -> None:
+    made = choose(dense, gpus(0.6))
+    assert (made.gpu_layers, made.devices) == (0, ())
+    assert any("33 of 33 layers stay with the CPU" in note for note in made.notes)
+
+
+def test_a_mixture_keeps_experts_with_the_cpu_and_everything_else_on_the_gpu(mixture: Shape) -> None:
+    whole = choose(mixture, gpus(40))
+    assert (whole.gpu_layers, whole.cpu_experts) == (49, 0)
+    made = choose(mixture, gpus(12))
+    assert made.gpu_layers == 49 and 0 < made.cpu_experts < 48 and made.fits
+    fewer = choose(mixture, gpus(6))
+    assert fewer.gpu_layers == 49 and made.cpu_experts < fewer.cpu_experts and fewer.fits
+    experts = sum(layer.experts for layer in mixture.layers[: made.cpu_experts])
+    assert made.host.weights == mixture.embedding + experts
+    assert any("experts" in note for note in made.notes)
+    least = choose(mixture, gpus(2))
+    assert least.cpu_experts == 48 and least.gpu_layers < 49
+
+
+def test_two_gpus_share_layers_by_their_room(dense: Shape) -> None:
+    made = choose(dense, gpus(6, 3))
+    first, second = made.devices
+    assert made.gpu_layers == 33 and made.fits
+    assert first.weights > second.weights > 0 and first.kv > second.kv > 0
+    assert first.weights + second.weights == dense.size - dense.embedding
+
+
+def test_what_is_configured_wins(dense: Shape, mixture: Shape) -> None:
+    assert choose(dense, gpus(80), gpu_layers=10).gpu_layers == 10
+    assert choose(dense, gpus(80), gpu_layers=0).devices == ()
+    assert choose(dense, gpus(80), kv_type="q4_0").kv_type == "q4_0"
+    assert choose(dense, gpus(80), slots=3).slots == 3
+    assert choose(mixture, gpus(80), cpu_experts=7).cpu_experts == 7
+    short = choose(dense, gpus(80), context_length=3000)
+    assert short.context_length == 3000 and short.cells >= 6000
+    # Even where it does not fit: then it is said.
+    made = choose(dense, gpus(3), gpu_layers=33, context_length=32_768, kv_type="f16")
+    assert (made.gpu_layers, made.context_length, made.kv_type, made.fits) == (33, 32_768, "f16", False)
+    assert any("lacks" in note for note in made.notes)
+
+
+def test_a_cpu_gives_each_slot_its_own_cells_where_there_is_memory(dense: Shape) -> None:
+    made = choose(dense, RAM, context_length=4096, slots=4)
+    assert made.split and made.cells == 4 * 4096 and made.notes == ()
+    made = choose(dense, RAM)
+    assert not made.split and made.context_length == made.cells == 131_072
+    assert made.host.kv <= RAM.memory // 4
+    small = choose(dense, Machine((), 8 * GIB, 7 * GIB))
+    assert small.host.kv <= 2 * GIB and small.context_length < made.context_length
+    tight = choose(dense, Machine((), 4 * GIB, 3 * GIB))
+    assert any("free RAM" in note for note in tight.notes)
+
+
+def test_each_plan_is_smaller_than_the_one_before(dense: Shape, mixture: Shape) -> None:
+    for shape, where in ((dense, gpus(16)), (mixture, gpus(12)), (dense, RAM)):
+        made = [*plans(shape, where, ModelSpec("", slots=0))]
+        assert len(made) > 3
+        assert made[0] == choose(shape, where)
+        used = [sum(each.used for each in step.devices) or step.host.used for step in made]
+        assert used == sorted(used, reverse=True)
+    asked = ModelSpec("", slots=2, gpu_layers=33, context_length=4096, kv_type="f16")
+    for step in plans(dense, gpus(5), asked):
+        assert (step.gpu_layers, step.context_length, step.kv_type, step.slots) == (33, 4096, "f16", 2)
+
+
+def test_a_gpu_that_others_hold_is_crowded(dense: Shape) -> None:
+    def here(free: float) -> Machine:
+        return Machine((Device("GPU", int(free * GIB), 24 * GIB),), 64 * GIB, 48 * GIB)
+
+    asked = ModelSpec("", slots=0)
+    assert crowded(dense, here(4), asked)
+    assert not crowded(dense, here(23), asked)
+    assert not crowded(dense, here(4), replace(asked, gpu_layers=5, context_length=4096, kv_type="f16"))
+    assert not crowded(dense, RAM, asked)
+
+
+# --- loading by plan
+
+
+async def test_a_model_is_loaded_with_less_where_memory_runs_out(
+    smollm2: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its address space bounded, the worker cannot have the 1.4 GiB that eight slots of 8,192 tokens take."""
+    start = client._popen
+
+    def bounded(fd: int) -> subprocess.Popen[bytes]:
+        process = start(fd)
+        resource.prlimit(process.pid, resource.RLIMIT_AS, (GIB, GIB))
+        return process
+
+    monkeypatch.setattr(client, "_popen", bounded)
+    engine = await Engine.start(ModelSpec(str(smollm2), slots=8))
+    await engine.close()
+    assert "loading it with more ran out of memory" in engine.info.notes
+    assert "loading it with more ran out of memory" in caplog.text
+
+
+async def test_a_worker_that_the_system_kills_is_tried_again_with_less(
+    smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, killed = client._popen, []
+
+    def dying(fd: int) -> subprocess.Popen[bytes]:
+        if len(killed) < 2:
+            killed.append(fd)
+            return subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], pass_fds=[fd])
+        return start(fd)
+
+    monkeypatch.setattr(client, "_popen", dying)
+    repack = Engine._repack
+    engine = await Engine.start(ModelSpec(str(smollm2), slots=8))
+    await engine.close()
+    assert len(killed) == 2 and Engine._repack == repack
+    assert "loading it with more ran out of memory" in engine.info.notes
+
+
+def test_experts_that_stay_with_the_cpu_are_left_as_they_are(tmp_path: Path) -> None:
+    """Seen on a machine without a GPU by what the CPU does not lay out anew."""
+    path = sparse.qwen3moe(tmp_path / "m.gguf", layers=4, width=256, experts=8, met=2, inner=256, vocabulary=512)
+    lines: list[str] = []
+    llama.log_to(lambda _, text: lines.append(text))
+    try:
+        for count in (0, 3):
+            llama.Model(str(path), cpu_experts=count).close()
+    finally:
+        llama.log_to(None)
+    overridden = re.findall(r"tensor blk\.(\d+)\.ffn_\w+_exps\.weight .*buffer type overridden", "".join(lines))
+    assert sorted(set(overridden)) == ["0", "1", "2"]
