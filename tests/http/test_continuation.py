@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import time
@@ -17,12 +18,13 @@ import pytest
 import pytest_asyncio
 
 from server.app import create_app
+from server.chat import HelperPool, make_parser
 from server.config import Config, ConnectionConfig, ServerConfig, Source
 from server.engine import Done, Engine, Text, Vocab, llama
-from server.engine.messages import Event, Job
+from server.engine.messages import Event, Job, Segment
 from server.state import TokenStore
 from tests.chat.standin import write_model
-from tests.http.conftest import listening
+from tests.http.conftest import listening, site_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -253,6 +255,45 @@ async def test_a_model_that_needs_its_reasoning_goes_on_with_it_alone(house: Hou
             assert refused["error"]["code"] == "unsupported" and "reasoning" in refused["error"]["message"]
     finally:
         connection.settings = was
+
+
+THOUGHT = "<think>\nThe moon pulls the water.\n</think>\n\n"
+CALLED = '<tool_call>\n{"name": "look", "arguments": {"what": "tides"}}\n</tool_call>'
+
+
+async def test_models_keep_their_reasoning_between_calls(sdist: Path, smollm2: Path, tmp_path: Path) -> None:
+    """Qwen3's template and format, and an engine that says what such a model says."""
+    template = (sdist / "vendor/llama.cpp/models/templates/Qwen-Qwen3-0.6B.jinja").read_text()
+    connection = ConnectionConfig(
+        "one", "One", "one", Source(path=smollm2), template=template, reasoning_continuation="required"
+    )
+    vocab, helpers = Vocab.load(str(smollm2)), HelperPool(size=1)
+    said = vocab.tokenize([Segment(THOUGHT + CALLED, control=False)], begins=False, follows=True)
+    async with site_of(
+        tmp_path, connections=(connection,), chat=helpers, helpers=helpers, make_parser=make_parser, file=smollm2
+    ) as site:
+
+        async def complete(*messages: Any) -> Any:
+            number = len(site.world.engine.runs)
+            body = {"messages": [*messages], "tools": [LOOK], "constraints": {"tool_calling": True}}
+            call = asyncio.create_task(site.client.post("/llm/complete", json=body))
+            run = await site.world.engine.run(number)
+            run.say(THOUGHT, CALLED)
+            run.done(tokens=said)
+            return (await call).json()["message"], run.job.tokens
+
+        conversation = [text("user", "When is high tide?")]
+        held = array("i")
+        for _ in range(3):
+            message, prompt = await complete(*conversation)
+            (part,) = [each for each in message["content"] if each.get("text") != ""]
+            assert part == {"type": "tool_call", "id": part["id"], "name": "look", "arguments": {"what": "tides"}}
+            assert prompt[: len(held)] == held
+            held = prompt + said
+            conversation += [message, result_of(message)]
+        behind = b"".join(map(vocab.piece, prompt)).decode()
+        assert behind.count(THOUGHT + CALLED + "<|im_end|>\n<|im_start|>user\n<tool_response>\nHigh at noon.") == 2
+        assert behind.endswith("</tool_response><|im_end|>\n<|im_start|>assistant\n")
 
 
 async def test_thinking_travels_in_the_continuation(sdist: Path, smollm2: Path, tmp_path: Path) -> None:
