@@ -12,27 +12,20 @@ from server.http.openai.reading import (
     MAX_LOGPROBS,
     SAMPLING,
     Asked,
-    Choice,
     Format,
     Policy,
     boolean,
     check_messages,
     check_parameters,
-    check_stop,
-    check_tools,
-    choose,
     count,
     integer,
     items,
     members,
-    number,
     one_of,
     read_call,
-    read_choice,
+    read_common,
     read_image,
-    read_sampling,
     read_schema,
-    read_stop,
     read_tool,
     result,
     text,
@@ -91,30 +84,15 @@ class ChatRequest(Asked):
 
 def read(body: Mapping[str, Any]) -> ChatRequest:
     """Raises ApiError(400) naming the parameter."""
-    given = check_parameters(body, PARAMETERS)
-    for name in ("model", "messages"):
-        if name not in given:
-            raise bad(f"{name} is missing", name, "missing_required_parameter")
-    tools = check_tools(items(given.get("tools", []), "tools", _tool))
-    choice = read_choice(given["tool_choice"], _function_name) if "tool_choice" in given else Choice()
+    given = check_parameters(body, PARAMETERS, ("model", "messages"))
     format = _format(given["response_format"]) if "response_format" in given else Format()
-    stop = read_stop(given["stop"]) if "stop" in given else ()
-    check_stop(stop, format)
-    stream = boolean(given.get("stream", False), "stream")
+    common = read_common(given, format, _tool, _function_name)
     return ChatRequest(
-        model=text(given["model"], "model"),
+        **common,
         messages=_messages(given["messages"]),
-        tools=tools,
-        choice=choose(choice, tools),
-        format=format,
-        parallel=boolean(given.get("parallel_tool_calls", True), "parallel_tool_calls"),
         max_tokens=_max_tokens(given),
-        temperature=number(given["temperature"], "temperature", 0, 2) if "temperature" in given else None,
-        sampling=read_sampling(given),
-        stop=stop,
         logprobs=_logprobs(given),
-        stream=stream,
-        include_usage=_include_usage(given, stream),
+        include_usage=_include_usage(given, common["stream"]),
     )
 
 

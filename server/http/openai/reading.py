@@ -131,7 +131,7 @@ def read_json(body: bytes, *, max_depth: int) -> dict[str, Any]:
     return parsed.value
 
 
-def check_parameters(body: Mapping[str, Any], policy: Policy) -> dict[str, Any]:
+def check_parameters(body: Mapping[str, Any], policy: Policy, required: tuple[str, ...]) -> dict[str, Any]:
     """The parameters that are honoured and given; null is as good as absent. Raises ApiError(400) by name."""
     for name, value in body.items():
         if name in policy.honoured or name in policy.inert:
@@ -141,7 +141,11 @@ def check_parameters(body: Mapping[str, Any], policy: Policy) -> dict[str, Any]:
             raise bad(f"unknown parameter{': ' + shown if shown else ''}", shown, "unknown_parameter")
         if value is not None and not any(type(value) is type(each) and value == each for each in policy.neutral[name]):
             raise bad(f"{name} is not supported with this value", name, "unsupported_parameter")
-    return {name: value for name, value in body.items() if name in policy.honoured and value is not None}
+    given = {name: value for name, value in body.items() if name in policy.honoured and value is not None}
+    for name in required:
+        if name not in given:
+            raise bad(f"{name} is missing", name, "missing_required_parameter")
+    return given
 
 
 # --- values, each error with the parameter's name
@@ -203,6 +207,30 @@ def _named(at: str, read: Callable[[], T]) -> T:
 
 
 # --- parameters
+
+
+def read_common(
+    given: Mapping[str, Any],
+    format: Format,
+    tool: Callable[[Any, str], Tool],
+    function_name: Callable[[Any, str], str],
+) -> dict[str, Any]:
+    """The members of `Asked` that all requests have alike; `tool` and `function_name` read the forms that differ."""
+    tools = check_tools(items(given.get("tools", []), "tools", tool))
+    choice = read_choice(given["tool_choice"], function_name) if "tool_choice" in given else Choice()
+    stop = read_stop(given["stop"]) if "stop" in given else ()
+    check_stop(stop, format)
+    return {
+        "model": text(given["model"], "model"),
+        "tools": tools,
+        "choice": choose(choice, tools),
+        "format": format,
+        "parallel": boolean(given.get("parallel_tool_calls", True), "parallel_tool_calls"),
+        "temperature": number(given["temperature"], "temperature", 0, 2) if "temperature" in given else None,
+        "sampling": read_sampling(given),
+        "stop": stop,
+        "stream": boolean(given.get("stream", False), "stream"),
+    }
 
 
 def read_sampling(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,27 +12,19 @@ from server.http.openai.reading import (
     MAX_LOGPROBS,
     SAMPLING,
     Asked,
-    Choice,
     Format,
     Policy,
-    boolean,
     check_messages,
     check_parameters,
-    check_stop,
-    check_tools,
-    choose,
     count,
     integer,
     items,
     members,
-    number,
     one_of,
     read_call,
-    read_choice,
+    read_common,
     read_image,
-    read_sampling,
     read_schema,
-    read_stop,
     read_tool,
     result,
     text,
@@ -93,35 +85,18 @@ class ResponseRequest(Asked):
 
 def read(body: Mapping[str, Any]) -> ResponseRequest:
     """Raises ApiError(400) naming the parameter."""
-    given = check_parameters(body, PARAMETERS)
-    for name in ("model", "input"):
-        if name not in given:
-            raise bad(f"{name} is missing", name, "missing_required_parameter")
-    tools = check_tools(items(given.get("tools", []), "tools", _tool))
-    choice = read_choice(given["tool_choice"], _function_name) if "tool_choice" in given else Choice()
-    format = _format(given.get("text", {}))
-    stop = read_stop(given["stop"]) if "stop" in given else ()
-    check_stop(stop, format)
-    messages = _messages(given)
+    given = check_parameters(body, PARAMETERS, ("model", "input"))
+    common = read_common(given, _format(given.get("text", {})), _tool, _function_name)
     if "stream_options" in given:
         members(given["stream_options"], "stream_options", (), ("include_obfuscation",))
-    parallel = boolean(given.get("parallel_tool_calls", True), "parallel_tool_calls")
     return ResponseRequest(
-        model=text(given["model"], "model"),
-        messages=messages,
-        tools=tools,
-        choice=choose(choice, tools),
-        format=format,
-        parallel=parallel,
+        **common,
+        messages=_messages(given),
         max_tokens=count(given["max_output_tokens"], "max_output_tokens") if "max_output_tokens" in given else None,
-        temperature=number(given["temperature"], "temperature", 0, 2) if "temperature" in given else None,
-        sampling=read_sampling(given),
-        stop=stop,
         logprobs=_logprobs(given),
-        stream=boolean(given.get("stream", False), "stream"),
         echo={
             **{name: body.get(name) for name in _ECHOED},
-            "parallel_tool_calls": parallel,
+            "parallel_tool_calls": common["parallel"],
             "tools": given.get("tools", []),
             "tool_choice": given.get("tool_choice", "auto"),
             "text": {"format": {"type": "text"}, **given.get("text", {})},
