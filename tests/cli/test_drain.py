@@ -52,14 +52,14 @@ class Shell:
     def post(self, envelope: dict[str, Any], **headers: str) -> httpx.Response:
         return self.http.post("/nap/llm", json=envelope, headers=headers)
 
-    def numbers(self, id: str, count: int) -> dict[str, Any]:
-        """A generation of so many numbers and no fewer, whatever the model would rather say."""
-        numbers = {"type": "array", "items": {"enum": [1, 2, 3]}, "minItems": count, "maxItems": count}
-        parameters = {"type": "object", "properties": {"numbers": numbers}, "required": ["numbers"]}
+    def switches(self, id: str, count: int) -> dict[str, Any]:
+        """A generation of so many values, no fewer and no more, whatever the model would rather say."""
+        switches = {"type": "array", "items": {"type": "boolean"}, "minItems": count, "maxItems": count}
+        parameters = {"type": "object", "properties": {"switches": switches}, "required": ["switches"]}
         request = {
             "handle": self.handle,
-            "messages": [{"role": "user", "content": [{"type": "text", "text": "Count!"}]}],
-            "tools": [{"name": "count", "parameters": parameters}],
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "Lights!"}]}],
+            "tools": [{"name": "switch", "parameters": parameters}],
             "toolChoice": "required",
         }
         return {"type": "llm.generate", "id": id, "request": request}
@@ -99,8 +99,8 @@ def test_what_was_accepted_comes_to_its_end_and_nothing_new_begins(started: Star
     shell = Shell(running)
     with ThreadPoolExecutor(3) as others:
         # One decodes, another does, two wait for a slot.
-        streaming = shell.begin(shell.numbers("streamed", 40))
-        buffered = [others.submit(shell.post, shell.numbers(f"buffered {number}", 20)) for number in range(3)]
+        streaming = shell.begin(shell.switches("streamed", 40))
+        buffered = [others.submit(shell.post, shell.switches(f"buffered {number}", 20)) for number in range(3)]
         owner = httpx.Client(base_url=running.url, headers={"Authorization": f"Bearer {running.owner}"}, timeout=60)
         while len(owner.get("/owner/state").json()["generations"]) < 4:
             time.sleep(0.01)
@@ -110,14 +110,14 @@ def test_what_was_accepted_comes_to_its_end_and_nothing_new_begins(started: Star
             running.process.send_signal(signal.SIGTERM)
             wait_for(tmp_path, "ending: ")
             ready = httpx.get(f"{running.url}/readyz", timeout=60)
-            refused = shell.post(shell.numbers("refused", 1))
+            refused = shell.post(shell.switches("refused", 1))
             assert (ready.status_code, ready.json()["reasons"]) == (503, ["draining"])
             assert int(refused.headers["retry-after"]) > 1
             error = refused.json()["error"]
             assert (error["code"], error["reason"]) == ("provider-error", "shutdown")
             results = [streaming.result(), *(each.result().json() for each in buffered)]
             assert [each.get("result", each).get("finish") for each in results] == ["toolUse"] * 4
-            counted = [len(each["result"]["content"][0]["arguments"]["numbers"]) for each in results]
+            counted = [len(each["result"]["content"][0]["arguments"]["switches"]) for each in results]
             assert counted == [40, 20, 20, 20]
             assert running.process.wait(30) == 0
             for _ in watched:
@@ -128,7 +128,7 @@ def test_what_was_accepted_comes_to_its_end_and_nothing_new_begins(started: Star
 def test_what_does_not_finish_in_time_is_settled(started: Start, tmp_path: Path) -> None:
     running = started(server="drain = 0.3")
     shell = Shell(running)
-    streaming = shell.begin(shell.numbers("g", 400))
+    streaming = shell.begin(shell.switches("g", 400))
     assert stop(running, signal.SIGTERM) == 0, log(tmp_path)
     error = streaming.result()["error"]
     assert (error["code"], error["reason"]) == ("provider-error", "shutdown")
@@ -139,7 +139,7 @@ def test_what_does_not_finish_in_time_is_settled(started: Start, tmp_path: Path)
 def test_a_second_signal_ends_at_once(started: Start, tmp_path: Path, second: signal.Signals) -> None:
     running = started(server="drain = 3600")
     shell = Shell(running)
-    streaming = shell.begin(shell.numbers("g", 400))
+    streaming = shell.begin(shell.switches("g", 400))
     children = psutil.Process(running.process.pid).children(recursive=True)
     running.process.send_signal(signal.SIGTERM)
     wait_for(tmp_path, "ending: ")
@@ -157,7 +157,7 @@ def test_a_second_signal_ends_at_once(started: Start, tmp_path: Path, second: si
 def test_a_worker_that_hangs_costs_its_generations_and_nothing_else(started: Start, tmp_path: Path) -> None:
     running = started(server="watchdog = 1")
     shell = Shell(running)
-    streaming = shell.begin(shell.numbers("g", 400))
+    streaming = shell.begin(shell.switches("g", 400))
     (worker,) = [
         each
         for each in psutil.Process(running.process.pid).children()
@@ -166,7 +166,7 @@ def test_a_worker_that_hangs_costs_its_generations_and_nothing_else(started: Sta
     worker.send_signal(signal.SIGSTOP)
     assert streaming.result()["error"]["code"] == "provider-error"
     assert httpx.get(f"{running.url}/readyz", timeout=60).status_code == 200
-    assert shell.post(shell.numbers("again", 2)).json()["result"]["finish"] == "toolUse", "under the same handle"
+    assert shell.post(shell.switches("again", 2)).json()["result"]["finish"] == "toolUse", "under the same handle"
     assert not worker.is_running()
     page = httpx.get(f"{running.url}/metrics", headers={"Authorization": f"Bearer {running.owner}"}, timeout=60).text
     assert 'nap_llm_worker_hangs_total{connection="smol"} 1\n' in page
@@ -202,7 +202,7 @@ def test_the_log_in_json_joins_a_request_to_its_generation(started: Start, tmp_p
     canary = "canary-5e1c7"
     running = started("--log-format", "json")
     shell = Shell(running)
-    mine = {**shell.numbers("g", 1), "id": canary}
+    mine = {**shell.switches("g", 1), "id": canary}
     mine["request"]["messages"][0]["content"][0]["text"] = canary
     answer = shell.post(mine, **{"X-Request-Id": "my-request.1"})
     assert answer.headers["x-request-id"] == "my-request.1"
@@ -229,7 +229,7 @@ def test_metrics_of_a_real_model(started: Start) -> None:
     running = started(server='log_format = "json"')
     shell = Shell(running)
     for id in ("one", "two"):
-        assert shell.post(shell.numbers(id, 10)).json()["result"]["finish"] == "toolUse"
+        assert shell.post(shell.switches(id, 10)).json()["result"]["finish"] == "toolUse"
     owner = {"Authorization": f"Bearer {running.owner}"}
     page = httpx.get(f"{running.url}/metrics", headers=owner, timeout=60).text
     values = {

@@ -54,7 +54,7 @@ def test_the_examples_print_what_they_say(running: Running, tmp_path: Path) -> N
     said = {"role": "user", "content": [{"type": "text", "text": "Say hello in one short sentence."}]}
     request = {"handle": shell.handle, "messages": [said], "temperature": 0}
     assert shell.post({"type": "llm.generate", "id": "g", "request": request}).json()["result"]["finish"] == "stop"
-    shell.begin(shell.numbers("given up", 400))
+    shell.begin(shell.switches("given up", 400))
     shell.http.close()
     owner = httpx.Client(base_url=running.url, headers={"Authorization": f"Bearer {running.owner}"}, timeout=60)
     while owner.get("/owner/state").json()["generations"]:
