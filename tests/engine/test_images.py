@@ -488,7 +488,7 @@ def test_neither_cache_nor_company_nor_cancels_change_an_answer(
 ) -> None:
     """Prompts that begin alike, in few slots, some given up at any moment: each answer is what it is by itself."""
     if cells is not None:
-        monkeypatch.setattr(worker, "context_size", lambda spec, model: (400, cells))
+        monkeypatch.setattr(worker, "best", sized(400, cells))
     draw = random.Random(f"{seer.kind} {cells}")
     pieces: list[str | Picture] = ["Look at these pictures: ", " and ", "then ", A, B, picture(3, 60, 20)]
     prompts: list[Prompt] = []
