@@ -57,7 +57,7 @@ class Runtime:
     """Everything between an authenticated, well-formed request and the engine.
 
     All methods are called from one event loop. `machine` is the name under which others reach this server, None where
-    only this machine does.
+    only this machine does. `secret` seals continuations; without one they end with the process.
     """
 
     def __init__(
