@@ -243,6 +243,11 @@ async def test_a_whole_process_writes_nothing_confidential(process: Process) -> 
         for child in psutil.Process(process.process.pid).children(recursive=True):
             child.kill()
         assert (await long)["error"]["code"] == "provider-error"
+        await post({"type": "llm.select", "id": "s"}, **{"X-Request-Id": f"{CANARY} {CANARY}"})
+        for path in ("/metrics", "/readyz", "/owner/state"):
+            shown = await client.get(path, headers=owner)
+            assert shown.status_code == 200
+            assert not [secret for secret in (CANARY, token, *handles) if secret in shown.text], path
     process.end()
     written = {path: path.read_bytes() for path in process.directory.rglob("*") if path.is_file()}
     assert len(written) >= 4 and b"POST /nap/llm 200" in written[process.log]
