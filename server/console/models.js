@@ -50,6 +50,7 @@ function figures(each) {
     `${number(each.contextLength)} tokens × ${counted(each.slots, "slot")}`,
     each.active || each.queued ? `${number(each.active)} active, ${number(each.queued)} queued` : "idle",
     each.outputTokens ? `${counted(each.outputTokens, "token")} so far` : "",
+    each.forcedTokens ? `${number(each.forcedTokens)} of them forced by grammars` : "",
     each.restarts ? counted(each.restarts, "restart") : "",
   ].filter(Boolean);
 }
