@@ -229,6 +229,7 @@ async def test_a_whole_process_writes_nothing_confidential(process: Process) -> 
         for failure in failures:
             assert CANARY not in failure["error"]["message"].replace(f"tool {CANARY}", "").replace(f"/{CANARY}", "")
         payload = await completions(client)
+        await openai_requests(client)
         await post({CANARY: CANARY})
         await client.get(f"/{CANARY}?{CANARY}={CANARY}")
         await client.post(f"/nap/llm?{CANARY}", content=CANARY.encode(), headers={"content-type": "application/json"})
@@ -287,3 +288,43 @@ async def completions(client: httpx.AsyncClient) -> str:
         assert refused.status_code >= 400
         assert CANARY not in refused.text and payload[:32] not in refused.text
     return payload
+
+
+async def openai_requests(client: httpx.AsyncClient) -> None:
+    """What can be said to the OpenAI API, each with a canary."""
+    model = (await client.get("/v1/models")).json()["data"][0]["id"]
+    words = [{"role": "user", "content": CANARY}]
+    function = {"type": "function", "function": {"name": CANARY, "description": CANARY}}
+
+    async def chat(messages: Any, **members: Any) -> httpx.Response:
+        asked = {"model": model, "messages": messages, "max_tokens": 4, **members}
+        return await client.post("/v1/chat/completions", json=asked)
+
+    async def respond(given: Any, **members: Any) -> httpx.Response:
+        asked = {"model": model, "input": given, "max_output_tokens": 4, **members}
+        return await client.post("/v1/responses", json=asked)
+
+    for answered in (
+        await chat(words, stop=CANARY, user=CANARY, metadata={CANARY: CANARY}, logprobs=True),
+        await chat(words, tools=[function], stream=True),
+        await respond(words, instructions=CANARY),
+    ):
+        assert answered.status_code == 200
+    image = {"type": "image_url", "image_url": {"url": f"https://{CANARY}.example"}}
+    schema = {"name": CANARY, "schema": {"pattern": f"({CANARY}"}}
+    for refused in (
+        await chat([{"role": CANARY, "content": CANARY}]),
+        await chat([{"role": "user", "content": [image]}]),
+        await chat([{"role": "tool", "tool_call_id": CANARY, "content": CANARY}]),
+        await chat(words, model=CANARY),
+        await chat(words, prediction=CANARY),
+        await chat(words, tools=[function], tool_choice=CANARY),
+        await chat(words, response_format={"type": "json_schema", "json_schema": schema}),
+        await chat([{"role": "user", "content": CANARY * 400}]),
+        await chat([{"role": "user", "content": CANARY * 400}], stream=True),
+        await respond([{"type": CANARY}]),
+        await respond([{"type": "function_call", "call_id": CANARY, "name": CANARY, "arguments": CANARY}]),
+        await respond(words, previous_response_id=CANARY),
+    ):
+        assert refused.status_code >= 400 and set(refused.json()["error"]) == {"message", "type", "param", "code"}
+        assert CANARY not in refused.text

@@ -301,6 +301,14 @@ async def test_a_client_that_goes_away_cancels(api: Api) -> None:
     assert not [*api.world.runtime.live()]
 
 
+async def test_a_client_that_goes_away_before_its_stream_begins_cancels(api: Api) -> None:
+    asked = asyncio.create_task(api.client.chat.completions.create(model="first", messages=HELLO, stream=True))
+    run = await api.run()
+    asked.cancel()
+    await asyncio.wait_for(run.closed.wait(), 10)
+    assert run.cancelled
+
+
 async def test_models(api: Api) -> None:
     (model,) = (await api.client.models.list()).data
     assert (model.id, model.object, model.owned_by) == ("first", "model", "nap-llm")

@@ -135,6 +135,22 @@ async def test_a_stream_begins_although_the_owner_takes_his_time(api: Api, monke
     assert raised.value.code == "user_cancelled"
 
 
+async def test_a_model_that_changes_meanwhile_is_a_conflict_which_the_client_tries_again(api: Api) -> None:
+    asking = api.client.with_options(api_key=api.site.tokens.create("editor", consent="ask"), max_retries=1)
+    task = asyncio.create_task(asking.chat.completions.create(model="first", messages=HELLO))
+    for content in (b"another model", None):
+        async with asyncio.timeout(20):
+            while not (waiting := api.world.runtime.decisions.waiting()):
+                await api.world.runtime.changes.since(api.world.runtime.changes.version)
+        if content is not None:
+            api.world.file.write_bytes(content)
+        api.world.runtime.decisions.settle_consent(waiting[0].id, True)
+        while api.world.runtime.decisions.waiting() == waiting:
+            await asyncio.sleep(0)
+    await api.says("the new one")
+    assert (await task).choices[0].message.content == "the new one"
+
+
 async def test_a_shells_token_needs_its_word(api: Api) -> None:
     shell = api.client.with_options(api_key=api.site.tokens.create("other", consent="shell"))
     error = await failing(asyncio.create_task(shell.chat.completions.create(model="first", messages=HELLO)))
