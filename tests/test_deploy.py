@@ -103,3 +103,22 @@ def test_the_healthcheck_is_a_program(tmp_path: Path) -> None:
     found = re.search(r'CMD \["python", "-c", "(.*)"\]', text)
     assert found
     compile(found[1], "healthcheck", "exec")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_set_up_takes_what_the_image_says(tmp_path: Path, device: str) -> None:
+    """Under the image's own shell options, up to the build itself."""
+    text = (DEPLOY / "Dockerfile").read_text()
+    arguments = re.search(rf'AS build-{device}\n(?:#.*\n)*ENV CMAKE_ARGS="(.*)"', text)
+    shell = re.search(r'SHELL \["/bin/bash", "(.*)", "(.*)", "-c"\]', text)
+    assert arguments and shell and "RUN --mount=type=cache,target=/root/.cache . scripts/setup && setup runtime" in text
+    done = subprocess.run(
+        ["bash", *shell.groups(), "-c", '. scripts/setup && choose_backend && echo "$root|$backend|$CMAKE_ARGS"'],
+        cwd=ROOT,
+        env={**os.environ, "CMAKE_ARGS": arguments[1], "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    root, backend, given = done.stdout.strip().split("|")
+    assert (root, given) == (str(ROOT), arguments[1]) and backend.startswith("custom-"), done.stderr
+    assert ("-DGGML_CUDA=on" in given) is (device == "cuda")
