@@ -135,6 +135,21 @@ async def test_log_probabilities(house: House) -> None:
         assert each.token == each.top_logprobs[0].token  # greedy
 
 
+async def test_log_probabilities_under_a_grammar(house: House) -> None:
+    schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": {**schema, "additionalProperties": False}}}
+    choice = (await house.chat(response_format=wanted, logprobs=True, top_logprobs=1)).choices[0]
+    tokens = choice.logprobs.content
+    assert b"".join(bytes(each.bytes) for each in tokens).decode() == choice.message.content
+    # Most of it stands there whatever the model thinks; which city is its own choice, by its own probabilities.
+    certain = [each for each in tokens if each.logprob == 0]
+    assert len(certain) > len(tokens) / 2 and len(certain) < len(tokens)
+    tools = {"tools": [BOOK], "tool_choice": "auto", "max_completion_tokens": 60}
+    choice = (await house.chat("Say hello.", logprobs=True, **tools)).choices[0]
+    # Whether it calls or answers, in whatever notation: text has its tokens, calls have none.
+    assert bool(choice.message.content) == bool(choice.logprobs.content)
+
+
 @pytest.mark.parametrize(
     ("choice", "names"),
     [
