@@ -8,14 +8,13 @@ configured is kept whatever comes of it; the rest is chosen so that it fits.
 from __future__ import annotations
 
 import bisect
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from server.engine.messages import ModelSpec
-from server.engine.shape import Shape, element_bytes
+from server.engine.shape import Shape, element_bytes, projector_bytes
 from server.engine.speculation import MOST
 
 CHUNK_CPU, CHUNK_GPU = 64, 512
@@ -154,7 +153,7 @@ class _Planner:
         self.shape, self.machine, self.spec = shape, machine, spec
         self.length = spec.context_length or shape.context_trained or _LEAST
         self.slots = spec.slots or SLOTS
-        self.projector = os.path.getsize(spec.projector) if spec.projector else 0
+        self.projector = projector_bytes(spec.projector) if spec.projector else 0
         self.drafts = MOST if spec.speculation and not shape.window and not shape.recurrent else 0
 
     # --- what a choice takes

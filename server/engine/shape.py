@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from server.engine.gguf import BLOCKS, Array, Gguf, GgufError
+from server.engine.gguf import BLOCKS, Array, Gguf, GgufError, read
+from server.engine.messages import EngineError
 
 _BLOCK = re.compile(r"blk\.(\d+)\.(.*)")
 _EXPERTS = re.compile(r"ffn_(up|down|gate|gate_up)_(ch)?exps\.")
@@ -221,3 +222,24 @@ class _Reading:
 def element_bytes(kind: str) -> float:
     """Bytes of one element of the KV cache."""
     return {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}[kind]
+
+
+def projector_bytes(path: str) -> int:
+    """Bytes that a projector takes, with the buffers in which it encodes an image of its own size; none where it takes
+    no images, for then it is not loaded. Raises EngineError where the file is none.
+
+    The buffers hold most in attention (residual, queries, keys, values, their views and the result) or inside the
+    feed-forward part. Fitted, a little above, to what llama.cpp reports; larger images of a projector without a fixed
+    size take more.
+    """
+    try:
+        file = read(path)
+        if file.metadata.get("clip.has_vision_encoder") is not True:
+            return 0
+        width, inner, side, patch = (
+            file.number(f"clip.vision.{key}")
+            for key in ("embedding_length", "feed_forward_length", "image_size", "patch_size")
+        )
+    except GgufError as error:
+        raise EngineError(f"the projector cannot be used: {error.reason}") from None
+    return file.size + 4 * (side // max(1, patch)) ** 2 * max(7 * width, 2 * width + 2 * inner)

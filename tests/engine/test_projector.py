@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 
 from server.engine import Engine, EngineError, Job, ModelSpec, Picture, Sampling, Segment, Vocab, llama
 from server.engine.projector import Patch, Projector, ProjectorError
+from server.engine.shape import projector_bytes
+from tests.chat.standin import WIDTH
 from tests.engine.conftest import collect
 from tests.fixtures.projectors import KINDS, Seer, picture, write_listener, write_projector
 
@@ -129,7 +132,8 @@ async def test_a_projector_that_cannot_be_used_is_an_engine_error(seers: dict[st
         assert "secret" not in caught.value.reason and str(tmp_path) not in caught.value.reason
     assert "does not fit the model" in reasons["secret-other"]
     assert "needs tokens" in reasons["secret-tiles"]
-    assert "projector" in reasons["secret-missing"] and "projector" in reasons["secret-broken"]
+    for name in ("secret-missing", "secret-broken", "secret-cut"):
+        assert reasons[name].startswith("the projector cannot be used: ")
 
 
 def test_a_picture_and_its_digest() -> None:
@@ -139,3 +143,25 @@ def test_a_picture_and_its_digest() -> None:
     for size in ((2, 2), (0, 2), (-2, -1)):
         with pytest.raises(ValueError):
             Picture.of(*size, b"abcdef")
+
+
+@pytest.mark.parametrize(("kind", "side"), [("mlp", 24), ("gemma3", 16), ("idefics3", 24)])
+def test_the_plan_counts_what_an_encoder_takes(seers: dict[str, Seer], tmp_path: Path, kind: str, side: int) -> None:
+    """As llama.cpp reports its compute buffer."""
+    path = tmp_path / "mmproj.gguf"
+    write_projector(path, kind, WIDTH, side=side, hidden=384)
+    said: list[str] = []
+    llama.log_to(lambda level, text: said.append(text))
+    model = llama.Model(str(seers[kind].model), repack=False, gpu_layers=0)
+    projector = Projector.load(str(path), model, threads=1, gpu=False)
+    llama.log_to(None)
+    assert projector is not None
+    projector.close()
+    model.close()
+    [buffer] = re.findall(r"compute buffer size =\s*([\d.]+) MiB", "".join(said))
+    assert float(buffer) <= (projector_bytes(str(path)) - path.stat().st_size) / 2**20 <= 1.5 * float(buffer)
+
+
+def test_a_projector_for_sound_alone_takes_no_memory(tmp_path: Path) -> None:
+    write_listener(tmp_path / "ears.gguf", 64)
+    assert projector_bytes(str(tmp_path / "ears.gguf")) == 0
