@@ -40,6 +40,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--owner-token", help="the owner's token, for the cases in which the owner decides")
 
 
+HERE = Path(__file__).parent
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(what): what a server that is merely given cannot be made to show")
 
@@ -52,8 +55,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     given = config.getoption("--base-url", None) is not None
-    for item in items:
-        if not isinstance(item, pytest.Function) or "make" not in item.fixturenames:
+    for item in items:  # those of the whole run
+        if HERE not in item.path.parents or not isinstance(item, pytest.Function) or "make" not in item.fixturenames:
             continue
         needs = item.get_closest_marker("needs")
         if needs is None:
