@@ -139,13 +139,18 @@ def _repository(repo: str) -> Path:
 
 def _download(repo: str, part: str, revision: str, etag: str, size: int, progress: Progress | None) -> None:
     """Have the part in the cache under its digest; whole and right, or not at all."""
-    from huggingface_hub import constants, hf_hub_url
+    from huggingface_hub import constants, hf_hub_download, hf_hub_url
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import WeakFileLock, build_hf_headers
 
     blob = _repository(repo) / "blobs" / etag
     if size > constants.MAX_HTTP_DOWNLOAD_SIZE:
-        return  # the hub serves so much only by its own protocol, which checks what it brings
+        # The hub serves so much only by its own protocol, which checks what it brings.
+        try:
+            hf_hub_download(repo, part, revision=revision, tqdm_class=_bar(progress, 0, size))
+        except ValueError as error:
+            raise HubError(f"{repo}:{part} is too large for this installation of huggingface_hub: {error}") from error
+        return
     lock = Path(constants.HF_HUB_CACHE) / ".locks" / _repository(repo).name / f"{etag}.lock"
     for directory in (blob.parent, lock.parent):
         directory.mkdir(parents=True, exist_ok=True)

@@ -179,6 +179,13 @@ def test_a_token_that_does_not_open_the_repository_is_said_and_not_shown(
     assert served.authorization == {"Bearer hf_secret"}
 
 
+def test_what_is_too_large_for_plain_http_is_said(served: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's own protocol, which takes over then, is not played here."""
+    monkeypatch.setattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", 1000)
+    with pytest.raises(ModelError, match="too large"):
+        fetch(SOURCE)
+
+
 def test_without_a_network_what_is_here_is_enough(served: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as offline:
         offline.setattr(constants, "HF_HUB_OFFLINE", True)

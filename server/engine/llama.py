@@ -183,10 +183,6 @@ class Model:
             size = length + 1
 
     @property
-    def context_trained(self) -> int:
-        return int(C.llama_model_n_ctx_train(self._p))
-
-    @property
     def window(self) -> int:
         """Tokens of the sliding attention window; 0 where every layer sees everything."""
         return int(C.llama_model_n_swa(self._p))
@@ -209,17 +205,6 @@ class Model:
     def width(self) -> int:
         """Numbers in the embedding of one token of input."""
         return int(C.llama_model_n_embd_inp(self._p))
-
-    @property
-    def cell_bytes(self) -> int:
-        """Bytes of keys and values one token takes in f16, from the model's shape (an upper bound)."""
-        heads = max(1, C.llama_model_n_head(self._p))
-        return int(
-            C.llama_model_n_layer(self._p)
-            * C.llama_model_n_head_kv(self._p)
-            * (C.llama_model_n_embd(self._p) // heads)
-            * 4
-        )
 
     # --- vocabulary
 

@@ -23,6 +23,9 @@ _WINDOWED = {
 """Of so many layers one sees everything, the last; the others see a window (llama.cpp, `src/models`). Where a file says
 so itself, that counts. A missing architecture is taken to see everything everywhere: too much, never too little."""
 
+_RECURRENT = frozenset(("mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"))
+"""All of whose layers keep a running state and nothing else."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
@@ -214,7 +217,7 @@ class _Reading:
         every = self.one("full_attention_interval", 4 if self._name in ("qwen3next", "qwen35", "qwen35moe") else 0)
         if every:
             return [0 if (at + 1) % every == 0 else 4 * state for at in range(self._count)]
-        if not self._either or not any(key_heads):
+        if self._name in _RECURRENT or not self._either:
             return [4 * state] * self._count
         return [0 if count else 4 * state for count in key_heads]
 

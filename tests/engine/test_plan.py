@@ -18,6 +18,7 @@ from server.engine.device import machine
 from server.engine.llama import KV_TYPES, C
 from server.engine.plan import Device, Machine, Plan, Share, crowded, plan, plans
 from server.engine.shape import Shape
+from tests.chat.standin import write_model
 from tests.engine import sparse
 
 GIB = 2**30
@@ -108,6 +109,29 @@ def test_the_estimate_holds_for_models_of_other_sizes(
     made = plan(shape_of(path), RAM, ModelSpec(str(path), speculation=False, **wishes))
     near(made.host, reported(path, made, allocate=False), "kv", "compute")
     assert made.host.weights == pytest.approx(path.stat().st_size, rel=0.01)
+
+
+@pytest.mark.parametrize("slots", [1, 8])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "mamba"])
+def test_the_estimate_holds_for_windows_and_running_states(
+    tmp_path: Path, sdist: Path, architecture: str, slots: int
+) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(path, sdist / "vendor/llama.cpp/models/ggml-vocab-gpt-2.gguf", [], size=600, architecture=architecture)
+    shape = shape_of(path)
+    assert shape.recurrent == (architecture == "mamba") and bool(shape.window) == (architecture == "gemma3")
+    made = plan(shape, machine(), ModelSpec(str(path), context_length=2048, slots=slots, speculation=False))
+    near(made.host, reported(path, made), "weights", "kv")
+
+
+def test_a_projector_counts(tmp_path: Path, dense: Shape) -> None:
+    projector = tmp_path / "projector.gguf"
+    with projector.open("wb") as file:
+        file.truncate(GIB)
+    for where in (gpus(8), RAM):
+        plain, seeing = (choose(dense, where, context_length=4096, projector=each) for each in (None, str(projector)))
+        first, second = (each.devices[0] if each.devices else each.host for each in (plain, seeing))
+        assert second.weights == first.weights + GIB
 
 
 # --- machines that do not exist
