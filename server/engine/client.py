@@ -43,6 +43,7 @@ from server.engine.protocol import (
     Pong,
     Ready,
     Refused,
+    Short,
     Step,
     Submit,
     encode,
@@ -57,7 +58,7 @@ _STABLE = 60.0
 _STARTING = 60.0
 """Seconds a new worker may be silent at least: it imports its modules before it can answer."""
 _SMALLEST = 4
-"""Times a model whose worker was killed while loading is tried with less memory."""
+"""Of the plans for the machine's memory, the last to try where workers die for want of it."""
 _GRACE = 2.0
 """Seconds a worker gets to exit by itself once its socket is closed."""
 
@@ -206,6 +207,8 @@ class Engine:
         self._ready = False
         self._closing = False
         self._killed = False
+        self._short: int | None = None
+        """The plan with which memory ran out, as the worker said that was started last."""
         self._smaller = 0
         self._load = (0, 0)
         self._last_output = 0.0
@@ -362,6 +365,8 @@ class Engine:
         elif isinstance(frame, Pong):
             self._heard = True
             self._watchdog.answered(frame.steps, frame.cpu, time.monotonic())
+        elif isinstance(frame, Short):
+            self._short = frame.plan
         elif isinstance(frame, Crashed):
             _log.error("the worker failed: %s", frame.trace)
         elif isinstance(frame, Ready | Refused) and self._answer is not None and not self._answer.done():
@@ -372,14 +377,16 @@ class Engine:
 
         A worker that dies while it loads is tried again without repacked weights: llama.cpp's AMX kernels, which
         work on them, crash when an older GCC (seen with 12.2) has compiled them. That holds for every model. One that
-        the system kills, as it does when memory runs out, is tried again with less.
+        dies for want of memory, by its own word or killed by the system, is tried again with less.
         """
         answer = await self._spawn()
-        while answer is None and self._killed and self._smaller < _SMALLEST and not self._closing:
-            self._smaller += 1
-            _log.warning("the worker was killed while loading the model, probably for want of memory; trying with less")
+        while answer is None and (self._killed or self._short is not None) and self._smaller < _SMALLEST:
+            if self._closing:
+                break
+            self._smaller = 1 + max(self._smaller, self._short or 0)
+            _log.warning("the worker died while loading the model, for want of memory; trying with less")
             answer = await self._spawn()
-        if answer is None and not self._killed and Engine._repack and not self._closing:
+        if answer is None and self._short is None and not self._killed and Engine._repack and not self._closing:
             _log.warning("the worker died while loading the model; trying again without repacked weights")
             answer = await self._spawn(repack=False)
             Engine._repack = not isinstance(answer, Ready)
@@ -398,6 +405,7 @@ class Engine:
 
     async def _spawn(self, *, repack: bool = True) -> Ready | Refused | None:
         """Start a worker and wait for its first word; None where it dies before. Afterwards it runs or is gone."""
+        self._short = None
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)

@@ -5,8 +5,8 @@ quicker, where it is a step that settles no job, as nearly every frame is; pixel
 apart. Both ends are this program and the socket has no name, so nothing foreign is ever read.
 
 To the worker: one `Load`, then `Pixels`, `Submit`, `Cancel` and `Ping`. Closing the socket tells it to exit.
-From the worker: `Ready` or `Refused`, then one `Step` for each step that has something to say and a `Pong` for each
-`Ping`, at last perhaps `Crashed`. A closed socket means that the worker is gone.
+From the worker: perhaps `Short`, then `Ready` or `Refused`, then one `Step` for each step that has something to say and
+a `Pong` for each `Ping`, at last perhaps `Crashed`. A closed socket means that the worker is gone.
 """
 
 from __future__ import annotations
@@ -66,6 +66,13 @@ class Refused(NamedTuple):
 
     reason: str
     detail: str
+
+
+class Short(NamedTuple):
+    """Memory has run out while the model is loaded by this one of the plans, the best being 0. Perhaps the worker goes
+    on with a smaller one, perhaps it dies of it."""
+
+    plan: int
 
 
 class Crashed(NamedTuple):

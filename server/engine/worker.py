@@ -20,7 +20,7 @@ import threading
 import time
 import traceback
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import takewhile
@@ -50,6 +50,7 @@ from server.engine.protocol import (
     Pong,
     Ready,
     Refused,
+    Short,
     Step,
     Submit,
     encode,
@@ -702,45 +703,65 @@ def best(spec: ModelSpec) -> Plan:
     return next(plans(Shape.of(gguf.read(spec.path)), machine(), spec))
 
 
-def fitted(connection: socket.socket, frame: Load, said: list[str]) -> Worker:
-    """The model by the best plan that memory is there for. `said`: what llama.cpp logs, as it goes.
+class Loading:
+    """The way to a loaded model: by the best plan that memory is there for.
 
-    Raises EngineError, and LoadError where llama.cpp refuses the model or no plan is small enough.
+    Some backends end the process where memory runs out, so the engine is told as soon as llama.cpp says so: if the
+    process dies then, the next begins with a smaller plan.
     """
-    spec = frame.spec
-    shape, here = Shape.of(gguf.read(spec.path)), machine()
-    choices = [*plans(shape, here, spec)]
-    for number, plan in enumerate(choices):
-        if number < min(frame.smaller, len(choices) - 1):
-            continue
-        if number:
-            plan = replace(plan, notes=(*plan.notes, "loading it with more ran out of memory"))
-        said.clear()
+
+    def __init__(self, connection: socket.socket, frame: Load) -> None:
+        self._connection = connection
+        self._frame = frame
+        self._plan = 0
+        self._said: list[str] = []
+        self._speaking = threading.Lock()
+
+    def say(self, frame: object) -> None:
+        """Two threads speak while a model is loaded."""
+        with self._speaking:
+            self._connection.sendall(encode(frame))
+
+    def outcome(self) -> Worker | Refused:
+        llama.log_to(self._hear)
         try:
-            worker = Worker(connection, spec, plan, repack=frame.repack)
-            worker.info = replace(worker.info, crowded=crowded(shape, here, spec))
-            return worker
-        except llama.LoadError:
-            if not any(_NO_MEMORY.search(line) for line in said):
-                raise
-    raise llama.LoadError("there is not enough memory for the model as it is configured")
+            return self._worker()
+        except EngineError as error:
+            return Refused(error.reason, error.reason)
+        except llama.LoadError as error:
+            return Refused(str(error), " ".join(self._said[-3:]))
+        finally:
+            llama.log_to(None)
 
+    def _hear(self, level: int, text: str) -> None:
+        if level >= llama.LOG_WARN:
+            self._said.append(text.strip())
+            if _NO_MEMORY.search(text):
+                self.say(Short(self._plan))
 
-def load(connection: socket.socket, frame: Load) -> Worker | Refused:
-    said: list[str] = []
-    llama.log_to(lambda level, text: said.append(text.strip()) if level >= llama.LOG_WARN else None)
-    try:
-        return fitted(connection, frame, said)
-    except EngineError as error:
-        return Refused(error.reason, error.reason)
-    except llama.LoadError as error:
-        return Refused(str(error), " ".join(said[-3:]))
-    finally:
-        llama.log_to(None)
+    def _worker(self) -> Worker:
+        spec = self._frame.spec
+        shape, here = Shape.of(gguf.read(spec.path)), machine()
+        choices = [*plans(shape, here, spec)]
+        for number in range(min(self._frame.smaller, len(choices) - 1), len(choices)):
+            plan = choices[number]
+            if number:
+                plan = replace(plan, notes=(*plan.notes, "loading it with more ran out of memory"))
+            self._plan = number
+            self._said.clear()
+            try:
+                worker = Worker(self._connection, spec, plan, repack=self._frame.repack)
+            except llama.LoadError:
+                if not any(_NO_MEMORY.search(line) for line in self._said):
+                    raise
+            else:
+                worker.info = replace(worker.info, crowded=crowded(shape, here, spec))
+                return worker
+        raise llama.LoadError("there is not enough memory for the model as it is configured")
 
 
 @contextmanager
-def answering(connection: socket.socket, decoder: Decoder) -> Iterator[None]:
+def answering(connection: socket.socket, decoder: Decoder, say: Callable[[object], None]) -> Iterator[None]:
     """Meanwhile a thread answers whether this process lives; nothing else is asked before the model is loaded. A socket
     that closes ends the process."""
     over = threading.Event()
@@ -754,7 +775,7 @@ def answering(connection: socket.socket, decoder: Decoder) -> Iterator[None]:
                 if not data:
                     os._exit(0)
                 for _ in decoder.feed(data):
-                    connection.sendall(encode(Pong(0, time.process_time())))
+                    say(Pong(0, time.process_time()))
 
     thread = threading.Thread(target=answer, daemon=True)
     thread.start()
@@ -775,8 +796,9 @@ def main() -> None:
         if not data:
             return
         frames = decoder.feed(data)
-    with answering(connection, decoder):
-        loaded = load(connection, frames[0])
+    loading = Loading(connection, frames[0])
+    with answering(connection, decoder, loading.say):
+        loaded = loading.outcome()
     if isinstance(loaded, Refused):
         connection.sendall(encode(loaded))
         return

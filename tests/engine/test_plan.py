@@ -289,15 +289,24 @@ async def test_a_model_is_loaded_with_less_where_memory_runs_out(
     assert "loading it with more ran out of memory" in caplog.text
 
 
-async def test_a_worker_that_the_system_kills_is_tried_again_with_less(
-    smollm2: Path, monkeypatch: pytest.MonkeyPatch
+SHORT = """
+import os, socket
+from server.engine.protocol import Short, encode
+socket.socket(fileno=FD).sendall(encode(Short(0)))
+os.abort()
+"""
+
+
+@pytest.mark.parametrize("death", ["import os; os.kill(os.getpid(), 9)", SHORT], ids=["killed", "aborted"])
+async def test_a_worker_that_dies_for_want_of_memory_is_tried_again_with_less(
+    smollm2: Path, monkeypatch: pytest.MonkeyPatch, death: str
 ) -> None:
     start, killed = client._popen, []
 
     def dying(fd: int) -> subprocess.Popen[bytes]:
         if len(killed) < 2:
             killed.append(fd)
-            return subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], pass_fds=[fd])
+            return subprocess.Popen([sys.executable, "-c", death.replace("FD", str(fd))], pass_fds=[fd])
         return start(fd)
 
     monkeypatch.setattr(client, "_popen", dying)

@@ -125,7 +125,7 @@ def test_a_worker_answers_while_it_loads() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.settimeout(10)
-        with answering(theirs, Decoder()):
+        with answering(theirs, Decoder(), lambda frame: theirs.sendall(encode(frame))):
             for _ in range(3):
                 ours.sendall(encode(Ping()))
                 (pong,) = Decoder().feed(ours.recv(1000))
