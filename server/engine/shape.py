@@ -11,7 +11,7 @@ from server.engine.messages import EngineError
 
 _BLOCK = re.compile(r"blk\.(\d+)\.(.*)")
 _EXPERTS = re.compile(r"ffn_(up|down|gate|gate_up)_(ch)?exps\.")
-_MOST_LAYERS = 4096
+_MOST_LAYERS = 1024
 
 _WINDOWED = {
     **dict.fromkeys(("gemma3", "gemma-embedding"), 6),
@@ -85,7 +85,7 @@ class _Reading:
     def __init__(self, file: Gguf) -> None:
         self._file = file
         self._name = file.architecture
-        self._count = self.one("block_count")
+        self._count = file.number(f"{self._name}.block_count")
         if not 1 <= self._count <= _MOST_LAYERS:
             raise GgufError("the model file's number of layers is none that can be")
 

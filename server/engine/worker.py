@@ -742,9 +742,9 @@ class Loading:
     def _worker(self) -> Worker:
         spec = self._frame.spec
         shape, here = Shape.of(gguf.read(spec.path)), machine()
-        choices = [*plans(shape, here, spec)]
-        for number in range(min(self._frame.smaller, len(choices) - 1), len(choices)):
-            plan = choices[number]
+        for number, plan in enumerate(plans(shape, here, spec)):
+            if number < self._frame.smaller:
+                continue
             if number:
                 plan = replace(plan, notes=(*plan.notes, "loading it with more ran out of memory"))
             self._plan = number

@@ -15,7 +15,11 @@ import pytest
 from server.engine import Engine, EngineError, ModelSpec, Vocab
 from server.engine.gguf import BLOCKS, Array, GgufError, read
 from server.engine.llama import C
+from server.engine.plan import Device, Machine, plan
+from server.engine.shape import Shape
 from tests.engine.sparse import header, pair, tensor, text
+
+MACHINE = Machine((Device("GPU", 2**30),), 2**34, 2**33)
 
 
 @pytest.fixture
@@ -180,7 +184,8 @@ def test_every_truncation_is_refused(tmp_path: Path, refusal: Callable[[bytes], 
 
 
 def test_no_damage_is_more_than_a_refusal(tmp_path: Path) -> None:
-    """Bits flipped and counts blown up anywhere in the header: read or refused, in little time and memory."""
+    """Bits flipped and counts blown up anywhere in the header: read and planned for, or refused, in little time and
+    memory."""
     original = tiny(tmp_path / "tiny.gguf").read_bytes()
     dice = random.Random(7)
     damaged = tmp_path / "damaged.gguf"
@@ -196,7 +201,9 @@ def test_no_damage_is_more_than_a_refusal(tmp_path: Path) -> None:
             content[at : at + 8] = struct.pack("<Q", dice.choice([2**64 - 1, 2**63, 2**40, 2**32, 2**31, 0]))
         damaged.write_bytes(content)
         try:
-            read(damaged)
+            shape = Shape.of(read(damaged))
+            made = plan(shape, MACHINE, ModelSpec(""))
+            assert 0 < made.cells < 2**70 and made.host.used >= 0
         except GgufError as error:
             assert error.reason.isascii()
             refused += 1

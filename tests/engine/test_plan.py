@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from server.engine import Engine, ModelSpec, client, gguf, llama
+from server.engine import Engine, EngineError, ModelSpec, client, gguf, llama
 from server.engine.device import machine
 from server.engine.llama import KV_TYPES, C
 from server.engine.plan import Device, Machine, Plan, Share, crowded, plan, plans
@@ -304,7 +304,7 @@ async def test_a_worker_that_dies_for_want_of_memory_is_tried_again_with_less(
     start, killed = client._popen, []
 
     def dying(fd: int) -> subprocess.Popen[bytes]:
-        if len(killed) < 2:
+        if not killed:
             killed.append(fd)
             return subprocess.Popen([sys.executable, "-c", death.replace("FD", str(fd))], pass_fds=[fd])
         return start(fd)
@@ -313,8 +313,22 @@ async def test_a_worker_that_dies_for_want_of_memory_is_tried_again_with_less(
     repack = Engine._repack
     engine = await Engine.start(ModelSpec(str(smollm2), slots=8))
     await engine.close()
-    assert len(killed) == 2 and Engine._repack == repack
+    assert killed and Engine._repack == repack
     assert "loading it with more ran out of memory" in engine.info.notes
+
+
+async def test_what_is_configured_is_not_given_up_for_want_of_memory(
+    smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dying(fd: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", SHORT.replace("FD", str(fd))], pass_fds=[fd])
+
+    start = client._popen
+    starts = iter([dying, start])
+    monkeypatch.setattr(client, "_popen", lambda fd: next(starts)(fd))
+    configured = ModelSpec(str(smollm2), slots=2, context_length=2048, gpu_layers=0, kv_type="f16")
+    with pytest.raises(EngineError, match="not enough memory for the model as it is configured"):
+        await Engine.start(configured)
 
 
 def test_experts_that_stay_with_the_cpu_are_left_as_they_are(tmp_path: Path) -> None:
