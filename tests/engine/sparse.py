@@ -44,8 +44,8 @@ def write(
         pair(f"{architecture}.vocab_size", 4, struct.pack("<I", vocabulary)),
     ]
     for key, value in numbers.items():
-        form = ("<I", 4) if isinstance(value, int) else ("<f", 6)
-        pairs.append(pair(f"{architecture}.{key}", form[1], struct.pack(form[0], value)))
+        form, of = {bool: ("<?", 7), int: ("<I", 4), float: ("<f", 6)}[type(value)]
+        pairs.append(pair(f"{architecture}.{key}", of, struct.pack(form, value)))
     content, offset = header(len(tensors), len(pairs)) + b"".join(pairs), 0
     for name, (shape, kind) in tensors.items():
         content += tensor(name, shape, kind, offset)
