@@ -33,10 +33,11 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """The thread is done with a picture. None: it cannot be encoded."""
+    """The thread is done with a picture. None: it cannot be encoded. An error: our own, which ends the thread."""
 
     key: Key
     embeddings: Embeddings | None
+    error: Exception | None = None
 
 
 class Encoder:
@@ -85,7 +86,9 @@ class Encoder:
                 del self._wanted[key]
 
     def settle(self, encoded: Encoded) -> set[int]:
-        """Take in what the thread has said: the jobs that have waited for it. Nobody's is dropped."""
+        """Take in what the thread has said: the jobs that have waited for it. Nobody's is dropped. Raises its error."""
+        if encoded.error is not None:
+            raise encoded.error
         self._current = None
         _, jobs = self._wanted.pop(encoded.key, (None, set()))
         if jobs and encoded.embeddings is not None:
@@ -108,6 +111,9 @@ class Encoder:
                 embeddings = self._projector.encode(picture)
             except ProjectorError:
                 embeddings = None
+            except Exception as error:  # raised where the worker's own are
+                self._done(Encoded(key, None, error))
+                return
             self._done(Encoded(key, embeddings))
 
 

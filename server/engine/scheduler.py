@@ -67,7 +67,8 @@ class Sequence:
     @property
     def remaining(self) -> int:
         """Tokens still to be decoded, up to the next image; none where it stands at one."""
-        return min(len(self.tokens), self.edge) - self.past
+        end = len(self.tokens)
+        return (end if end < self.edge else self.edge) - self.past
 
     @property
     def position(self) -> int:

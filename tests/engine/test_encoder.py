@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 
 import numpy as np
+import pytest
 
 from server.engine import Picture
 from server.engine.encoder import Embeddings, Encoded, Encoder
@@ -104,3 +105,11 @@ def test_a_picture_that_cannot_be_encoded_is_told_to_those_that_wait() -> None:
     assert told.embeddings is None and bench.encoder.settle(told) == {1}
     assert bench.settle() == {1}, "and the next is encoded"
     assert bench.encoder.want(1, "s", C) is None, "it is tried again"
+
+
+def test_an_error_of_our_own_is_raised_where_the_loop_is() -> None:
+    bench = Bench()
+    bench.encode = lambda picture: 1 / 0  # type: ignore[assignment, method-assign, return-value]
+    bench.encoder.want(1, "s", A)
+    with pytest.raises(ZeroDivisionError):
+        bench.encoder.settle(bench.done.get(timeout=10))

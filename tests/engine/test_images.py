@@ -18,6 +18,7 @@ from server.engine import Done, Failed, Job, ModelSpec, Picture, Sampling, Segme
 from server.engine.projector import Projector, ProjectorError
 from server.engine.protocol import Cancel, Decoder, Step, Submit
 from server.engine.worker import Worker
+from tests.chat.standin import WIDTH, write_model
 from tests.engine.planned import sized
 from tests.fixtures.projectors import KINDS, TOKENS, Seer, picture, write_projector, write_seer
 
@@ -482,14 +483,12 @@ def test_real_models_see_with_projectors_of_random_weights(
     bench.close()
 
 
-@pytest.mark.parametrize("cells", [None, 700], ids=["split", "pool"])
-def test_neither_cache_nor_company_nor_cancels_change_an_answer(
-    seer: Seer, cells: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Prompts that begin alike, in few slots, some given up at any moment: each answer is what it is by itself."""
-    if cells is not None:
-        monkeypatch.setattr(worker, "best", sized(400, cells))
-    draw = random.Random(f"{seer.kind} {cells}")
+def check_company(seer: Seer, seed: str) -> tuple[int, int]:
+    """Prompts that begin alike, in few slots, some given up at any moment: each answer is what it is by itself.
+
+    How many answers there were, and how many of them found something in the cache.
+    """
+    draw = random.Random(seed)
     pieces: list[str | Picture] = ["Look at these pictures: ", " and ", "then ", A, B, picture(3, 60, 20)]
     prompts: list[Prompt] = []
     for _ in range(12):
@@ -517,8 +516,48 @@ def test_neither_cache_nor_company_nor_cancels_change_an_answer(
         bench.worker.turn()
     answers = {number: bench.answer(number) for number in asked}
     assert {number: text for number, (text, _) in answers.items()} == {number: alone[asked[number]] for number in asked}
-    assert sum(end.cache_read_tokens > 0 for _, end in answers.values()) > len(answers) // 4
     for slot in bench.worker._scheduler.slots:
         assert bench.worker._context.last_position(slot.id) + 1 == len(slot.tokens) - slot.lag
     assert state(bench)[:5] == (0, 0, 0, 0, False)
     bench.close()
+    return len(answers), sum(end.cache_read_tokens > 0 for _, end in answers.values())
+
+
+@pytest.mark.parametrize("cells", [None, 700], ids=["split", "pool"])
+def test_neither_cache_nor_company_nor_cancels_change_an_answer(
+    seer: Seer, cells: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if cells is not None:
+        monkeypatch.setattr(worker, "best", sized(400, cells))
+    answers, cached = check_company(seer, f"{seer.kind} {cells}")
+    assert cached > answers // 4
+
+
+def test_images_before_a_running_state(sdist: Path, tmp_path: Path) -> None:
+    """A memory that cannot be cut: what is left of a conversation serves only what goes on just there."""
+    seer = Seer("mlp", tmp_path / "model.gguf", tmp_path / "mmproj.gguf")
+    vocabulary = sdist / "vendor/llama.cpp/models/ggml-vocab-gpt-2.gguf"
+    write_model(seer.model, vocabulary, [], size=400, architecture="mamba", plain=True)
+    write_projector(seer.projector, "mlp", WIDTH)
+    prompt: Prompt = ["see: ", A, " or ", B, " what"]
+    bench = Bench(seer)
+    number = bench.submit(prompt, max_tokens=10, scope="s")
+    bench.run()
+    answer, end = bench.answer(number)
+    assert list(end.tokens) == reference(seer, prompt, 10)
+    assert bench.worker._sight is not None
+    bench.worker._sight.batch = 5
+    cut = bench.submit(["Look: ", A, "?"], scope="t")
+    while not (running := bench.worker._scheduler.running) or running[0].past <= running[0].edge:
+        bench.worker.turn()
+    bench.worker.put(Cancel(cut))
+    bench.run()
+    assert bench.ask(prompt, max_tokens=10, scope="s")[0] == answer
+    longer: Prompt = [*prompt, answer, A, " more"]
+    fresh, _ = bench.ask(longer, max_tokens=10)
+    bench.close()
+    bench = Bench(seer, slots=1)
+    bench.ask(prompt, max_tokens=10, scope="s")
+    assert bench.ask(longer, max_tokens=10, scope="s")[0] == fresh
+    bench.close()
+    check_company(seer, "mamba")
