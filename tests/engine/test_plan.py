@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from server.engine import Engine, EngineError, ModelSpec, client, gguf, llama
+from server.engine import Engine, EngineError, ModelSpec, Vocab, client, gguf, llama
 from server.engine.device import machine
 from server.engine.llama import KV_TYPES, C
 from server.engine.plan import Device, Machine, Plan, Share, crowded, plan, plans
 from server.engine.shape import Shape
 from tests.chat.standin import write_model
 from tests.engine import sparse
+from tests.engine.conftest import Model
 
 GIB = 2**30
 MIB = 2**20
@@ -38,6 +39,7 @@ def reported(path: Path, made: Plan, *, allocate: bool = True) -> dict[str, floa
         llama._initialise()
         model = C.llama_model_default_params()
         model.no_alloc = not allocate
+        model.n_gpu_layers = 0
         if not allocate:
             model.load_mode = 0
         loaded = C.llama_model_load_from_file(str(path).encode(), model)
@@ -48,6 +50,7 @@ def reported(path: Path, made: Plan, *, allocate: bool = True) -> dict[str, floa
         context.flash_attn_type = -1 if made.flash else 0
         context.kv_unified, context.swa_full = not made.split, False
         context.type_k = context.type_v = KV_TYPES[made.kv_type]
+        context.offload_kqv = context.op_offload = False
         running = C.llama_init_from_model(loaded, context)
         assert running
         C.llama_free(running)
@@ -86,7 +89,7 @@ def test_the_estimate_is_what_llama_cpp_takes(
     request: pytest.FixtureRequest, name: str, wishes: dict[str, Any], memory: int
 ) -> None:
     path: Path = request.getfixturevalue(name)
-    here = replace(machine(), memory=memory * GIB // 8 if memory == 1 else memory * GIB)
+    here = replace(machine(), devices=(), memory=memory * GIB // 8 if memory == 1 else memory * GIB)
     made = plan(shape_of(path), here, ModelSpec(str(path), speculation=False, **wishes))
     assert made.split == (memory == 64) or made.host.kv < here.memory // 4
     near(made.host, reported(path, made), "weights", "repacked", "kv", "compute")
@@ -120,7 +123,7 @@ def test_the_estimate_holds_for_windows_and_running_states(
     write_model(path, sdist / "vendor/llama.cpp/models/ggml-vocab-gpt-2.gguf", [], size=600, architecture=architecture)
     shape = shape_of(path)
     assert shape.recurrent == (architecture == "mamba") and bool(shape.window) == (architecture == "gemma3")
-    made = plan(shape, machine(), ModelSpec(str(path), context_length=2048, slots=slots, speculation=False))
+    made = plan(shape, RAM, ModelSpec(str(path), context_length=2048, slots=slots, speculation=False))
     near(made.host, reported(path, made), "weights", "kv")
 
 
@@ -275,6 +278,19 @@ def test_a_gpu_that_others_hold_is_crowded(dense: Shape) -> None:
 # --- loading by plan
 
 
+def test_this_machine_is_looked_at() -> None:
+    here = machine()
+    assert 0 < here.free <= here.memory
+    assert bool(here.devices) == (llama.offloads() and bool(llama.devices()))
+    assert all(0 < device.free <= device.memory and device.name for device in here.devices)
+    if not llama.offloads():
+        assert llama.devices() == []
+
+
+@pytest.mark.skipif(
+    not hasattr(resource, "prlimit") or llama.offloads(),
+    reason="bounds address space, of which a GPU's driver wants much",
+)
 async def test_a_model_is_loaded_with_less_where_memory_runs_out(
     smollm2: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -319,6 +335,20 @@ async def test_a_worker_that_dies_for_want_of_memory_is_tried_again_with_less(
     await engine.close()
     assert killed and Engine._repack == repack
     assert "loading it with more ran out of memory" in engine.info.notes
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
+async def test_a_cache_in_fewer_bits_answers_and_is_shared(smollm2: Path, vocab: Vocab, kind: str) -> None:
+    engine = await Engine.start(ModelSpec(str(smollm2), context_length=512, slots=2, kv_type=kind))
+    try:
+        model = Model(engine, vocab)
+        prompt = "The capital of France is Paris. The capital of Italy is Rome. The capital of Germany is"
+        first = await model.run(model.job(prompt, max_tokens=2, scope="s"))
+        again = await model.run(model.job(prompt, max_tokens=2, scope="s"))
+        assert first.text.strip().startswith("Berlin") and again.text.strip().startswith("Berlin")
+        assert again.done.cache_read_tokens > 10
+    finally:
+        await engine.close()
 
 
 async def test_what_is_configured_is_not_given_up_for_want_of_memory(
