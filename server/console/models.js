@@ -52,6 +52,7 @@ function figures(each) {
     each.outputTokens ? `${counted(each.outputTokens, "token")} so far` : "",
     each.forcedTokens ? `${number(each.forcedTokens)} of them forced by grammars` : "",
     each.restarts ? counted(each.restarts, "restart") : "",
+    ...each.notes, // what it was not given, for want of memory
   ].filter(Boolean);
 }
 

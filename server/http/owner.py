@@ -198,6 +198,7 @@ class Owner:
                 "outputTokens": stats.output_tokens,
                 "forcedTokens": stats.forced_tokens,
                 "restarts": stats.restarts,
+                "notes": list(engine.info.notes),
             }
         return value
 

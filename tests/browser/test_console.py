@@ -228,10 +228,12 @@ def test_endpoints_and_accounts_are_ended(site: Site, page: Page) -> None:
 
 
 def test_models_are_loaded_unloaded_and_disabled(site: Site, page: Page) -> None:
+    site.world.engine.info = replace(site.world.engine.info, notes=("2 slots, not 8",))
     opened(site, page)
     models = page.region("Models")
     page.press("Load SmolLM2 135M")
     page.shows("1,000 tokens × 8 slots", "#models-list")
+    page.shows("2 slots, not 8", "#models-list")
     page.shows("Memory used by models", "#machine")
     page.press("Unload SmolLM2 135M")
     page.shows("Not loaded", "#models-list li:first-child")

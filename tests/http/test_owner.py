@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -218,9 +219,12 @@ async def test_tokens(site: Site) -> None:
 
 async def test_models(site: Site) -> None:
     assert (await state(site))["connections"][0]["state"] == "unloaded"
+    engine = site.world.engine
+    engine.info = replace(engine.info, notes=("context of 1,000 tokens, not 2,000",))
     assert (await site.owner.post("/owner/models/first/load")).status_code == 204
     loaded = (await state(site))["connections"][0]
     assert loaded["state"] == "loaded" and loaded["memory"] > 0 and loaded["contextLength"] == 1000
+    assert loaded["notes"] == ["context of 1,000 tokens, not 2,000"]
     handle = await site.select()
     call = asyncio.create_task(site.call(await site.generation()))
     await site.world.engine.run()
