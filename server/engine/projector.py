@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -48,23 +49,39 @@ class Projector:
     """One loaded projector ("mmproj").
 
     `causal`: its images' tokens see only those before them; otherwise they all see each other, which takes a whole
-    image in one micro-batch of at least `largest` tokens.
+    image in one micro-batch of at least `largest` tokens. `most`: the most tokens an image takes, all patches together.
+    `scaled`: that is less than the projector would take by itself.
     """
 
     @classmethod
-    def load(cls, path: str, model: Model, *, threads: int, gpu: bool) -> Projector | None:
-        """None where the projector takes no images (but sound, for instance). Raises LoadError."""
+    def load(cls, path: str, model: Model, *, threads: int, gpu: bool, room: int = 0) -> Projector | None:
+        """None where the projector takes no images (but sound, for instance). Raises LoadError.
+
+        Where large images would take more than `room` tokens they are scaled down to that, if the projector can.
+        """
         m = _mtmd()
         sees = m.mtmd_get_cap_from_file(path.encode())
-        if sees.inp_vision:
-            return cls(path, model, threads=threads, gpu=gpu)
-        if sees.inp_audio:
-            return None
-        raise LoadError("the projector file cannot be loaded")
+        if not sees.inp_vision:
+            if sees.inp_audio:
+                return None
+            raise LoadError("the projector file cannot be loaded")
+        projector = cls(path, model, threads=threads, gpu=gpu)
+        if not 0 < room < projector.most:
+            return projector
+        projector.close()  # there may be no memory for two
+        with suppress(LoadError):  # below its least size, for instance
+            smaller = cls(path, model, threads=threads, gpu=gpu, room=room)
+            if smaller.most < projector.most:
+                return smaller
+            smaller.close()
+        return cls(path, model, threads=threads, gpu=gpu)
 
-    def __init__(self, path: str, model: Model, *, threads: int, gpu: bool) -> None:
+    def __init__(self, path: str, model: Model, *, threads: int, gpu: bool, room: int = 0) -> None:
         m = _mtmd()
         params = m.mtmd_context_params_default()
+        if room:
+            params.image_max_tokens = room
+        self.scaled = room > 0
         params.use_gpu = gpu
         params.n_threads = threads
         params.print_timings = False
@@ -78,6 +95,7 @@ class Projector:
         self._mrope = bool(m.mtmd_decode_use_mrope(self._p))
         layouts = [self.layout(*size) for size in _SIZES]
         self.largest = max(map(_longest, layouts))
+        self.most = max(sum(part.tokens for part in parts if isinstance(part, Patch)) for parts in layouts)
         if any(token < 0 for parts in layouts for part in parts if not isinstance(part, Patch) for token in part):
             raise LoadError("the projector needs tokens that the model does not have")
         if not self._stands_alone():

@@ -69,6 +69,10 @@ _NO_MEMORY = re.compile("alloc|out of memory", re.IGNORECASE)
 _HEADS = 256 << 20
 """Bytes of prompts' beginnings kept beside the KV cache."""
 
+_IMAGE_SHARE = 0.75
+"""Of the context, that one image may take: larger ones are scaled down, as projectors do with what is too large for
+them. Else no photograph could be asked about in a context of 4,096 tokens."""
+
 _ABORT_FROM = 16
 """Aborting a smaller step saves less than its survivors lose by decoding their tokens again."""
 
@@ -145,8 +149,12 @@ class Worker:
         # While an image is encoded on the CPU it gets half of the cores, and steps the others.
         half = max(1, threads // 2)
         if spec.projector is not None:
-            projector = Projector.load(spec.projector, self._model, threads=half, gpu=on_gpu)
+            room = int(_IMAGE_SHARE * self._length)
+            projector = Projector.load(spec.projector, self._model, threads=half, gpu=on_gpu, room=room)
             if projector is not None:
+                if projector.scaled:
+                    note = f"images take at most {projector.most} tokens of the context"
+                    plan = replace(plan, notes=(*plan.notes, note))
                 batch = batch if projector.causal else max(batch, projector.largest)
                 self._sight = Sight(projector, Encoder(projector, self.inbox.put), batch)
         try:

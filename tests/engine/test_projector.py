@@ -73,6 +73,23 @@ def test_images_of_any_shape_are_laid_out_or_refused(seers: dict[str, Seer], kin
     model.close()
 
 
+async def test_large_images_are_scaled_to_the_context(seers: dict[str, Seer]) -> None:
+    """Where the projector can: 4,900 patches of four would be 1,225 tokens."""
+    seer = seers["qwen2vl"]
+    engine = await Engine.start(spec(seer))
+    try:
+        assert engine.info.notes[-1].startswith("images take at most 3")
+        done = (await collect(engine.generate(job(seer, 1, (0, picture(1, 980, 980)))))).done
+        assert 300 < done.prompt_tokens - len(job(seer, 1).tokens) <= 384
+    finally:
+        await engine.close()
+    model = llama.Model(str(seers["mlp"].model), repack=False, gpu_layers=0)
+    fixed = Projector.load(str(seers["mlp"].projector), model, threads=1, gpu=False, room=8)
+    assert fixed is not None and fixed.most == 16 and not fixed.scaled
+    fixed.close()
+    model.close()
+
+
 async def test_a_worker_that_dies_of_an_image_costs_its_generations_alone(seers: dict[str, Seer]) -> None:
     """As llama.cpp would end it on a failed assertion."""
     seer = seers["mlp"]
