@@ -41,7 +41,8 @@ class Encoded:
 
 
 class Encoder:
-    """One picture at a time, first come, first served. All but the encoding itself happens on the caller's thread.
+    """One picture at a time: of each scope first come, first served, and scopes take turns, so that nobody waits for
+    all of another's. All but the encoding itself happens on the caller's thread.
 
     Encoding cannot be interrupted: what nobody wants any more is encoded to its end, if it has begun, and dropped.
     """
@@ -55,6 +56,8 @@ class Encoder:
         """Of the embeddings kept."""
         self._wanted: dict[Key, tuple[Picture, set[int]]] = {}
         self._current: Key | None = None
+        self._turns: dict[str, int] = {}
+        """When each scope had its last turn, of those that have had one since nobody waited."""
         self._work: queue.SimpleQueue[tuple[Key, Picture]] = queue.SimpleQueue()
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -101,8 +104,11 @@ class Encoder:
 
     def _go_on(self) -> None:
         if self._current is None and self._wanted:
-            self._current = next(iter(self._wanted))
+            self._current = min(self._wanted, key=lambda key: self._turns.get(key.scope, 0))
+            self._turns[self._current.scope] = max(self._turns.values(), default=0) + 1
             self._work.put((self._current, self._wanted[self._current][0]))
+        elif not self._wanted:
+            self._turns.clear()
 
     def _run(self) -> None:
         while True:

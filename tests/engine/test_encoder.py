@@ -53,6 +53,22 @@ def test_who_wants_the_same_waits_for_one_encoding() -> None:
     assert bench.encoder.bytes == 3 * 256
 
 
+def test_scopes_take_turns() -> None:
+    bench = Bench()
+    pictures = {scope: [picture(10 * place + n, 2, 2) for n in range(4)] for place, scope in enumerate("abc", 1)}
+    for scope, job in (("a", 1), ("b", 2)):
+        for each in pictures[scope]:
+            bench.encoder.want(job, scope, each)
+    order = [bench.settle() for _ in range(2)]
+    for each in pictures["c"]:
+        bench.encoder.want(3, "c", each)
+    order += [bench.settle() for _ in range(10)]
+    assert [job for [job] in order] == [1, 2, 1, 3, 2, 1, 3, 2, 1, 3, 2, 3]
+    assert [each for each in bench.encoded if each in pictures["a"]] == pictures["a"]
+    bench.encoder.want(1, "a", A)
+    assert bench.settle() == {1} and len(bench.encoder._turns) == 0
+
+
 def test_what_nobody_wants_any_more_is_not_begun_or_dropped() -> None:
     bench = Bench()
     bench.encoder.want(1, "s", A)
