@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import get_args
 
-from server import library
+from server import library, rpc
 from server.config import Config, ConfigError, Source, load_config
 from server.engine import EngineError
 from server.logs import LogFormat, start_logging
@@ -204,6 +204,9 @@ nap-llm chat "Weather in Paris?" --tools tools.json --tool-choice get_weather
     pulling.add_argument("what", nargs="*", metavar="WHAT", help=f"{what} (default: all connections)")
     removing.add_argument("what", nargs="+", metavar="WHAT", help=what)
     showing.add_argument("what", metavar="WHAT", help=f"{what}, or the path of a GGUF")
+    lending = command("lend", _lend, "lend this machine to models of another, which names it by `rpc`")
+    lending.add_argument("--host", default=DEFAULT_HOST, help="address to listen on (default: %(default)s)")
+    lending.add_argument("--port", type=_port, default=50052, help="(default: %(default)s)")
     for each in (models, pulling, listing, removing, showing):
         _add_models(each)
 
@@ -298,6 +301,8 @@ def _serve(options: argparse.Namespace) -> int:
     listener = _listen(options.host, options.port)
     host, port = listener.getsockname()[:2]
     log_format = options.log_format or config.server.log_format
+    if any(connection.rpc for connection in config.connections):
+        os.environ.setdefault("GGML_BACKEND_PATH", str(rpc.built() / rpc.LIBRARY))
     fetch_one: Callable[[Source], Path] = library.fetch_shown
     if log_format == "json":
         start_logging(log_format)
@@ -317,6 +322,14 @@ def _serve(options: argparse.Namespace) -> int:
         announce=lambda: _announce(config, host, port, owner_token(options.state)),
     )
     return 0 if served else 1
+
+
+def _lend(options: argparse.Namespace) -> int:
+    """Becomes llama.cpp's RPC server."""
+    directory = rpc.built()
+    server = str(directory / rpc.SERVER)
+    environment = {**os.environ, "GGML_BACKEND_PATH": str(directory / rpc.LIBRARY)}
+    os.execve(server, [server, "--host", options.host, "--port", str(options.port)], environment)
 
 
 def _fetch_logged(source: Source) -> Path:

@@ -127,6 +127,8 @@ class ConnectionConfig:
     gpu_layers: int = -1
     cpu_experts: int = -1
     kv_type: str = ""
+    rpc: tuple[str, ...] = ()
+    """Other machines that the model is spread over, `host:port` of llama.cpp's RPC server there."""
     prefill_slowdown: float = 2.5
     """How many times longer a step of running answers may take while prompts are prefilled beside them."""
     speculation: bool = True
@@ -160,6 +162,7 @@ class ConnectionConfig:
             gpu_layers=self.gpu_layers,
             cpu_experts=self.cpu_experts,
             kv_type=self.kv_type,
+            rpc=self.rpc,
             prefill_slowdown=self.prefill_slowdown,
             speculation=self.speculation,
             queue=queue,
@@ -323,6 +326,7 @@ def _connection(key: str, table: _Table, directory: Path) -> ConnectionConfig:
         threads=table.integer("threads", 0, 0, 1024),
         gpu_layers=table.integer("gpu_layers", -1, -1, 10_000),
         cpu_experts=table.integer("cpu_experts", -1, -1, 10_000),
+        rpc=table.texts("rpc", (), _endpoint),
         kv_type={"auto": ""}.get(kind := table.text("kv_type", "auto", pattern="auto|f16|q8_0|q4_0"), kind),
         prefill_slowdown=table.number("prefill_slowdown", 2.5, 1, 100),
         speculation=table.boolean("speculation", True),
@@ -539,6 +543,11 @@ _EFFORTS: tuple[ReasoningEffort, ...] = get_args(ReasoningEffort)
 
 def _tool_choice_mode(text: str) -> str | None:
     return None if text in _MODES else f"is none of {', '.join(_MODES)}"
+
+
+def _endpoint(text: str) -> str | None:
+    found = re.fullmatch(r"[A-Za-z0-9.-]{1,253}:(\d{1,5})", text)
+    return None if found and 0 < int(found[1]) < 2**16 else "is no host and port such as 10.0.0.2:50052"
 
 
 def _sha256(text: str) -> str | None:

@@ -53,7 +53,7 @@ def models(options: argparse.Namespace) -> int:
         file = gguf.read(path)
         _describe(path, file, connection)
         if options.plan:
-            _print_plan(_planned(path, file, connection))
+            _print_plan(_planned(path, file, connection), connection)
     return 0
 
 
@@ -67,7 +67,7 @@ def show(options: argparse.Namespace) -> int:
     _describe(path, file, connection)
     for line in asyncio.run(_abilities(path, connection)):
         _print(line)
-    _print_plan(_planned(path, file, connection))
+    _print_plan(_planned(path, file, connection), connection)
     _print("  metadata")
     for key, value in sorted(file.metadata.items()):
         _print(f"    {key}  {_shown(value)}")
@@ -177,7 +177,7 @@ def _planned(path: Path, file: gguf.Gguf, connection: ConnectionConfig) -> Plan:
     return plan(Shape.of(file), machine(), connection.spec(path, queue=0, projector=projector))
 
 
-def _print_plan(made: Plan) -> None:
+def _print_plan(made: Plan, connection: ConnectionConfig) -> None:
     where = "on the CPU" if not made.devices else f"{made.gpu_layers} layers on the GPU"
     experts = f", experts of {made.cpu_experts} layers on the CPU" if made.cpu_experts else ""
     cells = f"{made.cells:,} cells as {made.kv_type}, {'each slot its own' if made.split else 'one pool for all'}"
@@ -191,6 +191,8 @@ def _print_plan(made: Plan) -> None:
         )
     for note in made.notes:
         _print(f"            {note}")
+    if connection.rpc:
+        _print(f"            beside these {', '.join(connection.rpc)}, whose memory is asked for when it is loaded")
 
 
 def _shown(value: object) -> str:

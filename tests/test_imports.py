@@ -32,6 +32,7 @@ ALLOWED = {
     "server.models": {"server.config", "server.hub"},
     "server.logs": set(),
     "server.notify": set(),
+    "server.rpc": {"server.models"},
     "server.state": set(),
     "server.talk": {"server.client", "server.wire"},
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from server.cli import main
+from server.config import load_config
 from server.engine import device
 from server.engine.plan import Device, Machine
 from tests.conftest import ROOT
@@ -40,9 +41,11 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smollm2: Path) -> Itera
 
 
 def test_the_readmes_examples(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (configuration,) = re.findall(r"^```toml\n(.*?)^```$", SECTION, re.DOTALL | re.MULTILINE)
+    configuration, spread = re.findall(r"^```toml\n(.*?)^```$", SECTION, re.DOTALL | re.MULTILINE)
     (transcript,) = re.findall(r"^```console\n(.*?)^```$", SECTION, re.DOTALL | re.MULTILINE)
     models = tmp_path / "models.toml"
+    models.write_text(configuration + spread, encoding="utf-8")
+    assert len(load_config(models).connections[0].rpc) == 2
     models.write_text(configuration, encoding="utf-8")
     examples = re.findall(r"^\$ nap-llm (.+)\n((?:(?!\$ ).*\n)*)", transcript, re.MULTILINE)
     assert [command.split()[0] for command, _ in examples] == ["pull", "list", "show", "rm"]

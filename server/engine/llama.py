@@ -10,7 +10,9 @@ from __future__ import annotations
 import ctypes
 import importlib
 import importlib.util
+import os
 import re
+import socket
 import sys
 from array import array
 from collections.abc import Callable, Sequence
@@ -51,6 +53,9 @@ KV_TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}
 """`enum ggml_type` of what the KV cache may be stored as. Fewer bits need flash attention."""
 
 _EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch)?exps"
+
+_REACH = 5.0
+"""Seconds within which an RPC server must take a connection."""
 
 LOG_WARN = 3
 """`GGML_LOG_LEVEL_WARN`."""
@@ -558,18 +563,56 @@ def offloads() -> bool:
     return bool(C.llama_supports_gpu_offload())
 
 
+def attach(servers: Sequence[str]) -> None:
+    """Add the devices of RPC servers (`host:port`) to those that models are laid over. Raises LoadError.
+
+    The RPC backend is built in, or in the library that `GGML_BACKEND_PATH` names. It ends the process where a server
+    does not answer, so that is tried first.
+    """
+    if not servers:
+        return
+    _initialise()
+    for server in servers:
+        host, port = server.rsplit(":", 1)
+        try:
+            socket.create_connection((host, int(port)), timeout=_REACH).close()
+        except OSError as error:
+            raise LoadError("a machine that the model is spread over does not answer") from error
+    find = _ggml("ggml_backend_reg_by_name", ctypes.c_void_p)
+    registry = find(b"RPC")
+    if not registry and (path := os.environ.get("GGML_BACKEND_PATH")):
+        _ggml("ggml_backend_load", ctypes.c_void_p)(path.encode())
+        registry = find(b"RPC")
+    if not registry:
+        raise LoadError("this build of llama.cpp has no RPC backend")
+    get = _ggml("ggml_backend_reg_get_proc_address", ctypes.c_void_p)
+    address = get(ctypes.c_void_p(registry), b"ggml_backend_rpc_add_server")
+    add = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(address)
+    for server in servers:
+        added = add(server.encode())
+        if not added:
+            raise LoadError("a machine that the model is spread over has no device")
+        _ggml("ggml_backend_register", None)(ctypes.c_void_p(added))
+
+
 def devices() -> list[tuple[str, int, int]]:
     """The GPUs that this build of llama.cpp uses: name, bytes of memory and of these free ones. Integrated ones count
-    where there are no others. On Metal the memory is the working set that the system recommends."""
+    where there are no others. On Metal the memory is the working set that the system recommends. Those of attached
+    servers, called by host and port, come first, as llama.cpp has them."""
     _initialise()
     found: dict[int, list[tuple[str, int, int]]] = {}
+    servers: set[str] = set()
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     for index in range(_ggml("ggml_backend_dev_count", ctypes.c_size_t)()):
         device = ctypes.c_void_p(_ggml("ggml_backend_dev_get", ctypes.c_void_p)(ctypes.c_size_t(index)))
         kind = _ggml("ggml_backend_dev_type", ctypes.c_int)(device)
         _ggml("ggml_backend_dev_memory", None)(device, ctypes.byref(free), ctypes.byref(total))
         name = _ggml("ggml_backend_dev_description", ctypes.c_char_p)(device).decode("utf-8", "replace")
-        found.setdefault(kind, []).append((name, total.value, free.value))
+        remote = _ggml("ggml_backend_dev_name", ctypes.c_char_p)(device).startswith(b"RPC")
+        listed = found.setdefault(kind, [])
+        at = sum(name in servers for name, _, _ in listed) if remote else len(listed)
+        servers |= {name} if remote else set()
+        listed.insert(at, (name, total.value, free.value))
     return found.get(_GPU) or found.get(_INTEGRATED) or []
 
 

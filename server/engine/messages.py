@@ -166,6 +166,8 @@ class ModelSpec:
     """Of the layers and the output behind them, so many on GPUs. -1: as many as fit."""
     cpu_experts: int = -1
     """Of a mixture, so many layers' experts stay with the CPU. -1: as many as do not fit elsewhere."""
+    rpc: tuple[str, ...] = ()
+    """Servers of llama.cpp's RPC backend, `host:port`, over whose devices the model may be laid too."""
     kv_type: str = ""
     """How the KV cache is stored: "f16", "q8_0" or "q4_0". Empty: as it fits."""
     prefill_chunk: int = 0

@@ -170,7 +170,9 @@ class _Planner:
     ) -> Plan:
         """The plan of these choices."""
         shape, slots, on_gpu = self.shape, slots or self.slots, gpu_layers > 0
-        batch = slots + max(self.spec.prefill_chunk or (CHUNK_GPU if on_gpu else CHUNK_CPU), self.drafts)
+        # llama.cpp takes no more tokens a step than its cache holds.
+        chunk = self.spec.prefill_chunk or (CHUNK_GPU if on_gpu else CHUNK_CPU)
+        batch = min(slots + max(chunk, self.drafts), max(cells, slots + 1))
         count = len(shape.layers)
         weights, caches = [0] * (len(self.machine.devices) + 1), [0] * (len(self.machine.devices) + 1)
         flash = on_gpu or kv != "f16"

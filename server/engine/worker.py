@@ -749,7 +749,9 @@ class Loading:
 
     def _worker(self) -> Worker:
         spec = self._frame.spec
-        shape, here = Shape.of(gguf.read(spec.path)), machine()
+        shape = Shape.of(gguf.read(spec.path))
+        llama.attach(spec.rpc)
+        here = machine()
         for number, plan in enumerate(plans(shape, here, spec)):
             if number < self._frame.smaller:
                 continue

@@ -124,7 +124,7 @@ class Complete:
         connection = self._runtime.connection(live.connection or "")
         assert connection is not None
         route = {
-            "provider": self._runtime.route,
+            "provider": self._runtime.route_of(connection),
             "model": connection.config.model,
             "mode": request.mode or DEFAULT_MODE,
         }

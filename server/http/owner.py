@@ -180,7 +180,7 @@ class Owner:
             "key": connection.key,
             "name": connection.config.name,
             "model": connection.config.model,
-            "route": self._runtime.route,
+            "route": self._runtime.route_of(connection),
             "enabled": connection.enabled,
             "state": "loaded" if engine is not None else "loading" if connection.loading else "unloaded",
         }

@@ -353,12 +353,16 @@ class Runtime:
             live.decided_in += time.monotonic() - asked
         return self.handles.issue(live.endpoint, connection)
 
+    def route_of(self, connection: Connection) -> str:
+        """Where a connection's work is done, for those who decide on what it discloses."""
+        return ", ".join((self.route, *connection.config.rpc))
+
     def _model(self, handle: str, connection: Connection, capabilities: Capabilities) -> Model:
         return Model(
             handle=handle,
             name=connection.config.name,
             model=connection.config.model,
-            route=self.route,
+            route=self.route_of(connection),
             images=capabilities.images,
             json=capabilities.json,
             tools=capabilities.tools,
@@ -478,7 +482,7 @@ class Runtime:
             connection=connection.config.name,
             key=connection.key,
             model=connection.config.model,
-            route=self.route,
+            route=self.route_of(connection),
             charge=NO_CHARGE,
             messages=roles,
             images=images,

@@ -252,6 +252,11 @@ def test_a_cpu_gives_each_slot_its_own_cells_where_there_is_memory(dense: Shape)
     assert any("free RAM" in note for note in tight.notes)
 
 
+def test_a_step_is_no_larger_than_the_cache(dense: Shape) -> None:
+    made = choose(dense, gpus(80), context_length=200, slots=1)
+    assert made.cells == made.batch == 256 and made.chunk == 255
+
+
 def test_each_plan_is_smaller_than_the_one_before(dense: Shape, mixture: Shape) -> None:
     for shape, where in ((dense, gpus(16)), (mixture, gpus(12)), (dense, RAM)):
         made = [*plans(shape, where, ModelSpec("", slots=0))]

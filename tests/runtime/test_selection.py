@@ -128,6 +128,25 @@ async def test_a_granted_header_does_not_answer_for_the_owner(world: World) -> N
     live.abandon()
 
 
+async def test_who_is_asked_is_told_over_which_machines_a_model_is_spread(tmp_path: Path) -> None:
+    source = Source(path=tmp_path / "m")
+    connection = ConnectionConfig("a", "A", "small", source, rpc=("10.0.0.2:50052", "gpu.example:50052"))
+    world = World(tmp_path / "m", connections=(connection,))
+    live = await begin(world, who=caller("ask"))
+    while not world.runtime.decisions.waiting():
+        await asyncio.sleep(0)
+    (decision,) = world.runtime.decisions.waiting()
+    assert decision.kind == "consent"
+    model = await world.runtime.select(caller(), Requirements())
+    for route in (decision.disclosure.route, model.route):
+        assert route == "llama.cpp on this machine, 10.0.0.2:50052, gpu.example:50052"
+    assert world.runtime.decisions.settle_consent(decision.id, True)
+    (await world.engine.run()).done()
+    await outcome(live)
+    assert world.starts[0].rpc == connection.rpc
+    await world.runtime.close()
+
+
 @pytest.mark.parametrize("allow", [True, False])
 async def test_the_owner_decides(world: World, allow: bool) -> None:
     messages = (
