@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,7 @@ import pytest
 
 from server.engine import Engine, EngineError, Failed, ModelSpec, Text, Vocab
 from server.rpc import LIBRARY, SERVER, build
+from tests.chat.standin import write_model
 from tests.engine.conftest import Model
 
 PROMPT = "The capital of France is Paris. The capital of Italy is Rome. The capital of Germany is"
@@ -83,6 +85,22 @@ async def test_a_model_is_spread_over_two_servers(smollm2: Path, vocab: Vocab, l
         assert min(grown) > 20 * 2**20, "each holds a part of the weights"
     finally:
         await engine.close()
+
+
+async def test_what_is_generated_is_what_it_is_on_one_machine(
+    tmp_path: Path, sdist: Path, lent: tuple[Lent, Lent]
+) -> None:
+    """Of weights in F32: of others the machines' own numerics can tell."""
+    path = tmp_path / "model.gguf"
+    write_model(path, sdist / "vendor/llama.cpp/models/ggml-vocab-gpt-2.gguf", [], size=600, layers=6)
+    outputs = []
+    for spec in (spread(path), spread(path, *lent)):
+        engine = await Engine.start(replace(spec, slots=4))
+        model = Model(engine, Vocab.load(str(path)))
+        runs = (model.run(model.job(f"number {at} and more " * (at + 1), max_tokens=30)) for at in range(4))
+        outputs.append([outcome.text for outcome in await asyncio.gather(*runs)])
+        await engine.close()
+    assert outputs[0] == outputs[1] and len(set(outputs[0])) == 4
 
 
 async def test_a_server_that_is_lost_ends_generations_and_comes_back(
