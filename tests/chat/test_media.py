@@ -89,5 +89,5 @@ def theirs(model: Model, projector: Projector, pictures: list[Picture], *, typed
 def test_the_prompt_is_mtmds(seer: Seer, projector: Projector, templates: dict[str, str], name: str) -> None:
     model = Model(Vocab.load(str(seer.model)), TYPED if name == "typed" else templates[name])
     prompt, pictures = ours(model, projector)
-    assert sum(isinstance(each, tuple) for each in prompt) == 3
+    assert len(pictures) == 3 <= sum(isinstance(each, tuple) for each in prompt)  # some are cut into tiles
     assert prompt == theirs(model, projector, pictures, typed=model.traits.typed)
