@@ -22,7 +22,8 @@ from tests.fixtures.projectors import KINDS, Seer
 from tests.pictures import image
 
 TEMPLATES = ("Qwen3.5-4B", "google-gemma-4-31B-it", "Mistral-Small-3.2-24B-Instruct-2506", "MiniMax-M3", "typed")
-PARTS = ("Look: ", image(10, 40, 30), " or\n\n", image(90, 120, 30), image(10, 40, 30), "which? ")
+Parts = tuple[str | ImagePart, ...]
+PARTS: Parts = ("Look: ", image(10, 40, 30), " or\n\n", image(90, 120, 30), image(10, 40, 30), "which? ")
 Prompt = list[int | tuple[str, int]]
 """Tokens of text, and for an image how many tokens it has."""
 
@@ -42,8 +43,8 @@ def projector(seer: Seer) -> Iterator[Projector]:
     model.close()
 
 
-def ours(model: Model, projector: Projector) -> tuple[Prompt, list[Picture]]:
-    content = tuple(part if isinstance(part, ImagePart) else TextPart(part) for part in PARTS)
+def ours(model: Model, projector: Projector, parts: Parts) -> tuple[Prompt, list[Picture]]:
+    content = tuple(part if isinstance(part, ImagePart) else TextPart(part) for part in parts)
     prepared = model.prepare(Conversation((Message("user", content),)), ChatSettings(projector="projector"))
     job = Job(1, prepared.tokens, Sampling(), "", 0, pictures=prepared.pictures)
     tokens, images = Layouts(projector).lay_out(job)
@@ -56,10 +57,10 @@ def ours(model: Model, projector: Projector) -> tuple[Prompt, list[Picture]]:
     return [*told, *tokens[at:]], [picture for _, picture in prepared.pictures]
 
 
-def theirs(model: Model, projector: Projector, pictures: list[Picture], *, typed: bool) -> Prompt:
+def theirs(model: Model, projector: Projector, parts: Parts, pictures: list[Picture], *, typed: bool) -> Prompt:
     m = projector._m
     marker = m.mtmd_default_marker().decode()
-    marked = "".join(marker if isinstance(part, ImagePart) else part for part in PARTS)
+    marked = "".join(marker if isinstance(part, ImagePart) else part for part in parts)
     content: Any = [{"type": "text", "text": marked}] if typed else marked
     vocab = model.vocab
     template = Template(model.template.source, bos=vocab.text(vocab.bos or 0), eos=vocab.text(vocab.eos or 0))
@@ -88,6 +89,8 @@ def theirs(model: Model, projector: Projector, pictures: list[Picture], *, typed
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_prompt_is_mtmds(seer: Seer, projector: Projector, templates: dict[str, str], name: str) -> None:
     model = Model(Vocab.load(str(seer.model)), TYPED if name == "typed" else templates[name])
-    prompt, pictures = ours(model, projector)
+    # That stand-in's vocabulary has the empty line as a control token, which text never becomes here.
+    parts = tuple(" or\n" if part == " or\n\n" else part for part in PARTS) if seer.kind == "idefics3" else PARTS
+    prompt, pictures = ours(model, projector, parts)
     assert len(pictures) == 3 <= sum(isinstance(each, tuple) for each in prompt)  # some are cut into tiles
-    assert prompt == theirs(model, projector, pictures, typed=model.traits.typed)
+    assert prompt == theirs(model, projector, parts, pictures, typed=model.traits.typed)
