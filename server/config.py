@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args, overload
 from urllib.parse import urlsplit
 
-from server.engine.messages import ModelSpec, Sampling
+from server.engine.messages import PREFILL_SLOWDOWN, ModelSpec, Sampling
 from server.logs import LogFormat
 from server.wire.records import ReasoningEffort, ToolChoiceMode
 
@@ -129,7 +129,7 @@ class ConnectionConfig:
     kv_type: str = ""
     rpc: tuple[str, ...] = ()
     """Other machines that the model is spread over, `host:port` of llama.cpp's RPC server there."""
-    prefill_slowdown: float = 2.5
+    prefill_slowdown: float = PREFILL_SLOWDOWN
     """How many times longer a step of running answers may take while prompts are prefilled beside them."""
     speculation: bool = True
     """Whether to draft what an answer may copy from what came before."""
@@ -328,7 +328,7 @@ def _connection(key: str, table: _Table, directory: Path) -> ConnectionConfig:
         cpu_experts=table.integer("cpu_experts", -1, -1, 10_000),
         rpc=table.texts("rpc", (), _endpoint),
         kv_type={"auto": ""}.get(kind := table.text("kv_type", "auto", pattern="auto|f16|q8_0|q4_0"), kind),
-        prefill_slowdown=table.number("prefill_slowdown", 2.5, 1, 100),
+        prefill_slowdown=table.number("prefill_slowdown", PREFILL_SLOWDOWN, 1, 100),
         speculation=table.boolean("speculation", True),
         unload_after=table.number("unload_after", 1800, 0, 10**9),
         sampling=_sampling(table.table("sampling")),

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from server.engine.messages import Job
+from server.engine.messages import PREFILL_SLOWDOWN, Job
 from server.engine.pace import Pace
 from server.engine.prompt import Image
 
@@ -154,7 +154,13 @@ class Scheduler:
     """
 
     def __init__(
-        self, slots: int, chunk: int, *, copies: bool = True, adjoining: bool = False, slowdown: float = 2.5
+        self,
+        slots: int,
+        chunk: int,
+        *,
+        copies: bool = True,
+        adjoining: bool = False,
+        slowdown: float = PREFILL_SLOWDOWN,
     ) -> None:
         self.slots = [Slot(i) for i in range(slots)]
         self.chunk = chunk
