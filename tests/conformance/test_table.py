@@ -33,7 +33,7 @@ def test_every_case_has_its_id() -> None:
     assert {name[:12] for name in names} == {f"test_llm_c{number:02}" for number in range(1, 24)}
 
 
-def test_nothing_but_workers_helpers_and_pip_is_ever_started() -> None:
+def test_nothing_but_the_servers_own_parts_is_ever_started() -> None:
     """A tool call is a request to its napplet: nothing here could carry one out."""
     starters = {"subprocess", "multiprocessing", "pty", "runpy"}
     found = set()
@@ -44,4 +44,5 @@ def test_nothing_but_workers_helpers_and_pip_is_ever_started() -> None:
             called = isinstance(node, ast.Call) and ast.unparse(node.func) in ("eval", "exec", "os.system", "os.popen")
             if called or {each.partition(".")[0] for each in names} & starters:
                 found.add(str(path.relative_to(ROOT)))
-    assert found == {"server/engine/client.py", "server/chat/helpers.py", "server/models.py"}
+    # The last starts a compiler and llama.cpp's own server for a model that is spread over machines.
+    assert found == {"server/engine/client.py", "server/chat/helpers.py", "server/models.py", "server/rpc.py"}
