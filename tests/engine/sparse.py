@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from server.engine.gguf import BLOCKS
@@ -57,6 +57,30 @@ def write(
     return path
 
 
+Shapes = dict[str, tuple[int, ...]]
+
+
+def attention(width: int, heads: int, key_heads: int, head: int) -> Shapes:
+    return {
+        "attn_q": (width, heads * head),
+        "attn_k": (width, key_heads * head),
+        "attn_v": (width, key_heads * head),
+        "attn_output": (heads * head, width),
+    }
+
+
+def decoder(
+    layers: int, width: int, vocabulary: int, kind: int, *, matrices: Shapes, exact: Shapes
+) -> dict[str, tuple[tuple[int, ...], int]]:
+    """The tensors of a decoder of equal layers: `matrices` of this kind and, beside the usual norms, some as F32."""
+    exact = {"attn_norm": (width,), "ffn_norm": (width,), **exact}
+    tensors: dict[str, tuple[tuple[int, ...], int]] = {"token_embd.weight": ((width, vocabulary), kind)}
+    for at in range(layers):
+        tensors |= {f"blk.{at}.{name}.weight": (shape, kind) for name, shape in matrices.items()}
+        tensors |= {f"blk.{at}.{name}.weight": (shape, F32) for name, shape in exact.items()}
+    return {**tensors, "output_norm.weight": ((width,), F32), "output.weight": ((width, vocabulary), kind)}
+
+
 def llama(
     path: Path,
     *,
@@ -70,26 +94,8 @@ def llama(
     kind: int = Q4_0,
 ) -> Path:
     """The shape of a Llama 3 of 8 billion parameters, unless told otherwise."""
-
-    def tensors() -> Iterator[tuple[str, tuple[tuple[int, ...], int]]]:
-        head = width // heads
-        yield "token_embd.weight", ((width, vocabulary), kind)
-        for at in range(layers):
-            for name, shape in {
-                "attn_q": (width, width),
-                "attn_k": (width, key_heads * head),
-                "attn_v": (width, key_heads * head),
-                "attn_output": (width, width),
-                "ffn_gate": (width, inner),
-                "ffn_up": (width, inner),
-                "ffn_down": (inner, width),
-            }.items():
-                yield f"blk.{at}.{name}.weight", (shape, kind)
-            yield f"blk.{at}.attn_norm.weight", ((width,), F32)
-            yield f"blk.{at}.ffn_norm.weight", ((width,), F32)
-        yield "output_norm.weight", ((width,), F32)
-        yield "output.weight", ((width, vocabulary), kind)
-
+    forward = {"ffn_gate": (width, inner), "ffn_up": (width, inner), "ffn_down": (inner, width)}
+    matrices = attention(width, heads, key_heads, width // heads) | forward
     numbers: dict[str, int | float] = {
         "block_count": layers,
         "context_length": context,
@@ -100,7 +106,8 @@ def llama(
         "attention.layer_norm_rms_epsilon": 1e-5,
         "rope.dimension_count": width // heads,
     }
-    return write(path, "llama", numbers, dict(tensors()), vocabulary=vocabulary)
+    tensors = decoder(layers, width, vocabulary, kind, matrices=matrices, exact={})
+    return write(path, "llama", numbers, tensors, vocabulary=vocabulary)
 
 
 def qwen3moe(
@@ -119,26 +126,13 @@ def qwen3moe(
     kind: int = Q4_0,
 ) -> Path:
     """The shape of Qwen 3 30B A3B, a mixture of experts, unless told otherwise."""
-
-    def tensors() -> Iterator[tuple[str, tuple[tuple[int, ...], int]]]:
-        yield "token_embd.weight", ((width, vocabulary), kind)
-        for at in range(layers):
-            for name, shape in {
-                "attn_q": (width, heads * head),
-                "attn_k": (width, key_heads * head),
-                "attn_v": (width, key_heads * head),
-                "attn_output": (heads * head, width),
-                "ffn_gate_exps": (width, inner, experts),
-                "ffn_up_exps": (width, inner, experts),
-                "ffn_down_exps": (inner, width, experts),
-            }.items():
-                yield f"blk.{at}.{name}.weight", (shape, kind)
-            yield f"blk.{at}.ffn_gate_inp.weight", ((width, experts), F32)
-            for name, size in {"attn_norm": width, "ffn_norm": width, "attn_q_norm": head, "attn_k_norm": head}.items():
-                yield f"blk.{at}.{name}.weight", ((size,), F32)
-        yield "output_norm.weight", ((width,), F32)
-        yield "output.weight", ((width, vocabulary), kind)
-
+    forward = {
+        "ffn_gate_exps": (width, inner, experts),
+        "ffn_up_exps": (width, inner, experts),
+        "ffn_down_exps": (inner, width, experts),
+    }
+    matrices = attention(width, heads, key_heads, head) | forward
+    exact: Shapes = {"ffn_gate_inp": (width, experts), "attn_q_norm": (head,), "attn_k_norm": (head,)}
     numbers: dict[str, int | float] = {
         "block_count": layers,
         "context_length": context,
@@ -153,4 +147,5 @@ def qwen3moe(
         "expert_used_count": met,
         "expert_feed_forward_length": inner,
     }
-    return write(path, "qwen3moe", numbers, dict(tensors()), vocabulary=vocabulary)
+    tensors = decoder(layers, width, vocabulary, kind, matrices=matrices, exact=exact)
+    return write(path, "qwen3moe", numbers, tensors, vocabulary=vocabulary)
