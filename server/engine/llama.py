@@ -264,20 +264,30 @@ class Model:
 
 
 class Batch:
-    """The arrays of one `llama_batch`, allocated once and filled in place."""
+    """The arrays of one `llama_batch`, allocated once and filled in place.
 
-    def __init__(self, size: int) -> None:
+    With `embeddings`, [size, `Model.width`], these stand in the place of tokens, at `positions`: [sections, size], of
+    one section or M-RoPE's four.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        embeddings: NDArray[np.float32] | None = None,
+        positions: NDArray[np.int32] | None = None,
+    ) -> None:
         self.size = size
         self.token = np.zeros(size, np.int32)
-        self.position = np.zeros(size, np.int32)
+        self.position = np.zeros(size, np.int32) if positions is None else np.ascontiguousarray(positions)
         self.sequence = np.zeros(size, np.int32)
         self.output = np.zeros(size, np.int8)
+        self._embeddings = None if embeddings is None else np.ascontiguousarray(embeddings)
         self._one = np.ones(size, np.int32)
         # token i belongs to the one sequence whose id stands in sequence[i]
         self._sequences = (self.sequence.ctypes.data + 4 * np.arange(size)).astype(np.uintp)
-        self.struct = C.llama_batch(0)
+        self.struct = C.llama_batch(size)
         for field, values in (
-            ("token", self.token),
+            ("token", self.token) if self._embeddings is None else ("embd", self._embeddings),
             ("pos", self.position),
             ("n_seq_id", self._one),
             ("seq_id", self._sequences),
@@ -354,39 +364,28 @@ class Context:
         """Run the batch's first `count` tokens: OK, NO_SLOT (memory as before), ABORTED (some of
         the tokens may be in memory), negative on an error."""
         batch.struct.n_tokens = count
-        self._state = None
-        return int(C.llama_decode(self._p, batch.struct))
+        return self._run(batch)
 
     def decode_embeddings(
         self, embeddings: NDArray[np.float32], positions: NDArray[np.int32], sequence: int, *, causal: bool
     ) -> int:
-        """Run embeddings in the place of tokens, without outputs; results are those of `decode`.
+        """Run embeddings in the place of tokens (see `Batch`), without outputs; results are those of `decode`.
 
-        `embeddings`: [tokens, `Model.width`]. `positions`: [sections, tokens], of one section or M-RoPE's four. Not
-        `causal`: all these tokens see each other; they must fit one micro-batch then.
+        Not `causal`: all of them see each other; they must fit one micro-batch then.
         """
-        embeddings, positions = np.ascontiguousarray(embeddings), np.ascontiguousarray(positions)
-        count = len(embeddings)
-        one, output = np.ones(count, np.int32), np.zeros(count, np.int8)
-        ids = np.full(count, sequence, np.int32)
-        sequences = (ids.ctypes.data + 4 * np.arange(count)).astype(np.uintp)
-        batch = C.llama_batch(count)
-        for field, values in (
-            ("embd", embeddings),
-            ("pos", positions),
-            ("n_seq_id", one),
-            ("seq_id", sequences),
-            ("logits", output),
-        ):
-            setattr(batch, field, ctypes.cast(values.ctypes.data, type(getattr(batch, field))))
-        self._state = None
+        batch = Batch(len(embeddings), embeddings, positions)
+        batch.sequence[:] = sequence
         if causal:
-            return int(C.llama_decode(self._p, batch))
+            return self._run(batch)
         C.llama_set_causal_attn(self._p, False)
         try:
-            return int(C.llama_decode(self._p, batch))
+            return self._run(batch)
         finally:
             C.llama_set_causal_attn(self._p, True)
+
+    def _run(self, batch: Batch) -> int:
+        self._state = None
+        return int(C.llama_decode(self._p, batch.struct))
 
     def use_threads(self, count: int) -> None:
         """From the next decode on."""
