@@ -71,11 +71,12 @@ async def run_round(
     Raises RuntimeError where anything failed.
     """
     alone = await ask_body(asked, body(asked, 2 * number))
+    disturbing = body(asked, 2 * number + 1)  # before anything runs beside: making it takes time
     async with running(asked, number, answers) as streams:
         undisturbed = time.perf_counter()
         await asyncio.sleep(idle)
         sent = time.perf_counter()
-        beside = await ask_body(asked, body(asked, 2 * number + 1))
+        beside = await ask_body(asked, disturbing)
     for outcome in (alone, beside, *(each.outcome for each in streams if not each.given_up)):
         if not outcome.good:
             raise RuntimeError(outcome.error or "a request was answered with nothing")

@@ -75,8 +75,14 @@ class HelperPool:
         self._helpers.clear()
 
     async def inspect(self, model_path: str, settings: ChatSettings) -> Capabilities:
-        """What the model can do. Raises WireError."""
-        capabilities: Capabilities = await self._request("inspect", model_path, settings)
+        """What the model can do. Helpers that are idle get ready for it too. Raises WireError."""
+        helper = await self._idle.get()
+        capabilities: Capabilities = await self._ask(helper, "inspect", model_path, settings)
+        for other in self._take_idle():
+            if other is helper:
+                self._idle.put_nowait(other)
+            else:  # not before one has survived it
+                self._set_to(other, object(), "inspect", model_path, settings)
         return capabilities
 
     async def prepare(self, model_path: str, settings: ChatSettings, conversation: Conversation) -> Prepared:
@@ -109,10 +115,19 @@ class HelperPool:
         await asyncio.shield(work)
 
     async def _request(self, name: str, *arguments: Any) -> Any:
-        helper = await self._idle.get()
-        request = object()
+        return await self._ask(await self._idle.get(), name, *arguments)
+
+    def _take_idle(self) -> list[_Helper]:
+        return [self._idle.get_nowait() for _ in range(self._idle.qsize())]
+
+    def _set_to(self, helper: _Helper, request: object, name: str, *arguments: Any) -> asyncio.Future[Any]:
         work = self._in_thread(partial(helper.call, request, name, arguments))
         work.add_done_callback(partial(self._release, helper))
+        return work
+
+    async def _ask(self, helper: _Helper, name: str, *arguments: Any) -> Any:
+        request = object()
+        work = self._set_to(helper, request, name, *arguments)
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -263,7 +278,7 @@ def serve(descriptor: int, memory: int) -> None:
 
 
 _WORK: dict[str, Callable[..., Any]] = {
-    "inspect": lambda prepare, path, settings: prepare.model(path, settings.template).capabilities(settings),
+    "inspect": lambda prepare, path, settings: prepare.inspect(path, settings),
     "prepare": lambda prepare, path, settings, conversation: prepare.model(path, settings.template).prepare(
         conversation, settings
     ),

@@ -9,6 +9,7 @@ import hashlib
 import json
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -30,11 +31,13 @@ from server.chat.template import Template, TemplateError
 from server.chat.text import Text
 from server.engine import Vocab, gguf
 from server.engine.messages import EngineError, Picture, Stop
-from server.wire.records import Message, NamedTool, Role, TextPart, Tool, ToolCallPart, WireError
+from server.wire.records import ImagePart, Message, NamedTool, Role, TextPart, Tool, ToolCallPart, WireError
 
 _DEFAULT = ChatSettings()
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 _RESULT = "needleresult"
+_DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
+"""A PNG of one black pixel."""
 _LOOP = Conversation(
     (
         Message("user", (TextPart("needleuser"),)),
@@ -196,10 +199,7 @@ class Model:
             raise places[order[-1]].refused("this model's chat template ends the prompt with the image")
         if not places:
             return tokens, ()
-        # Here, so that whoever sends no image need not load what decodes them.
-        from server.chat.images import decode
-
-        pictures = decode([(place.at, place.part) for place in places], limits)
+        pictures = _decode([(place.at, place.part) for place in places], limits)
         return tokens, tuple((offset, pictures[number]) for offset, number in zip(offsets, order, strict=True))
 
     def _runs(self, conversation: Conversation, settings: ChatSettings) -> tuple[list[Run], frozenset[int]]:
@@ -237,6 +237,12 @@ class Model:
         return self.format.lead if self.format.lead and end.endswith(self.format.lead) else ""
 
 
+def _decode(images: Sequence[tuple[str, ImagePart]], limits: ImageLimits) -> list[Picture]:
+    from server.chat.images import decode  # whoever sees no images need not load what decodes them
+
+    return decode(images, limits)
+
+
 def _sees(projector: str) -> bool:
     """Whether a projector's file says that it takes images; one for sound alone does not. Only loading it shows whether
     it does (`ModelInfo.vision`). Raises EngineError where it is no GGUF."""
@@ -251,6 +257,20 @@ def model(path: str, template: str | None) -> Model:
     except EngineError as error:
         raise WireError("provider-error", "the model's vocabulary cannot be read") from error
     return Model(vocab, template)
+
+
+def inspect(path: str, settings: ChatSettings) -> Capabilities:
+    """What the model at this path can do. What is only made once is made now, not when the first prompt waits for it.
+
+    Raises WireError.
+    """
+    found = model(path, settings.template)
+    capabilities = found.capabilities(settings)
+    with suppress(WireError):
+        found.prepare(_LOOP, settings)
+    if capabilities.images:
+        _decode([("", ImagePart("image/png", _DOT))], settings.images)
+    return capabilities
 
 
 def _answer(conversation: Conversation) -> Compiled | None:

@@ -16,6 +16,7 @@ import pytest
 from server.chat import ChatSettings, Conversation, HelperPool
 from server.wire.records import Message, TextPart, Tool, WireError
 from tests.engine.test_gguf import tiny
+from tests.fixtures.projectors import Seer
 
 HELLO = Conversation((Message("user", (TextPart("Hello"),)),))
 OWN = ChatSettings()
@@ -126,6 +127,22 @@ async def test_helpers_do_not_import_the_web_stack(pool: HelperPool, smollm2: Pa
     for process in children():
         loaded = {entry.path for entry in process.memory_maps()}
         assert not any("uvloop" in path or "httptools" in path or "pydantic_core" in path for path in loaded)
+
+
+async def test_all_helpers_are_ready_for_a_model_that_one_has_inspected(
+    pool: HelperPool, seers: dict[str, Seer]
+) -> None:
+    seer = seers["mlp"]
+    found = await pool.inspect(str(seer.model), ChatSettings(projector=str(seer.projector)))
+    assert found.images
+    async with asyncio.timeout(30):
+        while not all(decodes_images(process) for process in children()):
+            await asyncio.sleep(0.01)
+
+
+def decodes_images(process: psutil.Process) -> bool:
+    """Whether it has loaded what decodes images, which is the last that it does to get ready."""
+    return any("_imaging" in entry.path for entry in process.memory_maps())
 
 
 async def test_errors_keep_their_code_and_say_nothing_of_content(pool: HelperPool, smollm2: Path) -> None:
