@@ -184,9 +184,11 @@ def _print_plan(made: Plan, connection: ConnectionConfig) -> None:
     _print(f"  plan      {where}{experts}; {made.slots} slots of {made.context_length:,} tokens; {cells}")
     for share in (*made.devices, made.host):
         repacked = f" ({share.repacked / 2**20:,.1f} laid out anew)" if share.repacked else ""
+        heads = f", beginnings of prompts {share.heads / 2**20:,.1f}" if share.heads else ""
+        images = f", images {share.images / 2**20:,.1f}" if share.images else ""
         _print(
             f"            {share.name}: weights {share.weights / 2**20:,.1f} MiB{repacked},"
-            f" KV cache {share.kv / 2**20:,.1f}, compute {share.compute / 2**20:,.1f};"
+            f" KV cache {share.kv / 2**20:,.1f}, compute {share.compute / 2**20:,.1f}{heads}{images};"
             f" {share.used / 2**20:,.1f} of {share.free / 2**20:,.0f} free"
         )
     for note in made.notes:

@@ -61,9 +61,10 @@ def test_plans_are_printed_for_every_connection(
 ) -> None:
     sparse.llama(tmp_path / "dense.gguf")
     sparse.qwen3moe(tmp_path / "mixture.gguf")
+    sparse.projector(tmp_path / "projector.gguf")
     models = tmp_path / "models.toml"
     models.write_text(
-        '[models.dense]\nmodel = "dense"\nsource.path = "dense.gguf"\n'
+        '[models.dense]\nmodel = "dense"\nsource.path = "dense.gguf"\nmmproj.path = "projector.gguf"\n'
         '[models.mixture]\nmodel = "mixture"\nsource.path = "mixture.gguf"\n'
         '[models.missing]\nmodel = "missing"\nsource.path = "missing.gguf"\n'
     )
@@ -74,6 +75,7 @@ def test_plans_are_printed_for_every_connection(
     assert re.search(r"49 layers on the GPU, experts of \d+ layers on the CPU", said)
     share = r"Imagined GPU: weights [\d,.]+ MiB, KV cache [\d,.]+, compute [\d,.]+; [\d,.]+ of 12,288 free"
     assert len(re.findall(share, said)) == 2
+    assert len(re.findall(r"RAM: weights .*, images 256\.0; ", said)) == 1
     assert "the experts of the first" in said and "there is no memory for more" in said
     assert "not here yet" in said
     assert "  plan  " not in run(capsys, "models", "--models", str(models))

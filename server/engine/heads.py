@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 
 from server.engine.scheduler import FEW, common_prefix
 
+KEPT = 256 * 2**20
+"""Bytes of heads kept."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
@@ -27,7 +30,7 @@ class Head:
 class Heads:
     """The heads used last, in at most `room` bytes."""
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, room: int = KEPT) -> None:
         self._room = room
         self._heads: list[Head] = []
 

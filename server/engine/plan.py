@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from server.engine import encoder, heads
 from server.engine.messages import ModelSpec
 from server.engine.shape import Shape, element_bytes, projector_bytes
 from server.engine.speculation import MOST
@@ -74,10 +75,14 @@ class Share:
     compute: int
     repacked: int = 0
     """Weights laid out anew beside the file's own, which the system may drop then."""
+    heads: int = 0
+    """What beginnings of prompts may take beside the KV cache."""
+    images: int = 0
+    """What embeddings of images may take, kept for those who show the same one again."""
 
     @property
     def used(self) -> int:
-        return max(self.weights, self.repacked) + self.kv + self.compute
+        return max(self.weights, self.repacked) + self.kv + self.compute + self.heads + self.images
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +159,9 @@ class _Planner:
         self.length = spec.context_length or shape.context_trained or _LEAST
         self.slots = spec.slots or SLOTS
         self.projector = projector_bytes(spec.projector) if spec.projector else 0
-        self.drafts = MOST if spec.speculation and not shape.window and not shape.recurrent else 0
+        cuts = not shape.window and not shape.recurrent
+        self.drafts = MOST if spec.speculation and cuts else 0
+        self.heads = heads.KEPT if cuts else 0
 
     # --- what a choice takes
 
@@ -202,7 +209,16 @@ class _Planner:
             for device, held, kv_bytes in zip(self.machine.devices, weights, caches, strict=False)
             if on_gpu
         )
-        host = Share("RAM", self.machine.free, weights[-1], caches[-1], compute + self._outputs(slots), repacked)
+        host = Share(
+            "RAM",
+            self.machine.free,
+            weights[-1],
+            caches[-1],
+            compute + self._outputs(slots),
+            repacked,
+            self.heads if split and slots > 1 else 0,
+            encoder.KEPT if self.projector else 0,
+        )
         if on_gpu and gpu_layers > count and not cpu_experts:
             # The CPU's part is what goes in: embeddings and masks.
             entering = 4 * batch * shape.width + 2 * batch * (cells + window)
@@ -252,17 +268,17 @@ class _Planner:
     # --- the choice
 
     def on_cpu(self) -> Plan:
-        """Every slot gets cells of its own for all its tokens where that takes at most a quarter of the memory: steps
-        are quicker so. Else there are fewer: enough for two full sequences or 16,384 tokens, in one pool; beyond that
-        sequences step aside for each other. What a model was trained for may be more than the machine holds: the pool
-        stays within a quarter of its memory, and of what is free beside the weights, as long as it takes in one
-        sequence of the configured length.
+        """Every slot gets cells of its own for all its tokens where these, and what is kept beside them, take at most a
+        quarter of the memory: steps are quicker so. Else there are fewer: enough for two full sequences or 16,384
+        tokens, in one pool; beyond that sequences step aside for each other. What a model was trained for may be more
+        than the machine holds: the pool stays within a quarter of its memory, and of what is free beside the weights,
+        as long as it takes in one sequence of the configured length.
         """
         spec, kv = self.spec, self.spec.kv_type or "f16"
         budget = min(self.machine.memory // 4, max(0, self.machine.free - self.shape.size))
         own = self.slots * _padded(self.length)
         split = self.lay(own, split=True, kv=kv)
-        if split.host.kv <= budget:
+        if split.host.kv + split.host.heads <= budget:
             return split
         wanted = self._pool()
         floor = min(wanted, _padded(spec.context_length or _LEAST // 2))

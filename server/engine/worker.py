@@ -66,9 +66,6 @@ from server.engine.vocab import Vocab
 _NO_MEMORY = re.compile("alloc|out of memory", re.IGNORECASE)
 """In what llama.cpp says of a load that failed."""
 
-_HEADS = 256 << 20
-"""Bytes of prompts' beginnings kept beside the KV cache."""
-
 _IMAGE_SHARE = 0.75
 """Of the context, that one image may take: larger ones are scaled down, as projectors do with what is too large for
 them. Else no photograph could be asked about in a context of 4,096 tokens."""
@@ -189,7 +186,7 @@ class Worker:
             adjoining=plan.split,
             slowdown=spec.prefill_slowdown,
         )
-        self._heads = Heads(_HEADS) if plan.split and not self._model.recurrent and not self._model.window else None
+        self._heads = Heads() if plan.split and cuts and slots > 1 else None
         self._samplers: dict[int, tuple[TokenSampler, Guard | None]] = {}
         self._stops: dict[int, StopSearch] = {}
         self._flight = Flight({})

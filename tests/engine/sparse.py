@@ -149,3 +149,10 @@ def qwen3moe(
     }
     tensors = decoder(layers, width, vocabulary, kind, matrices=matrices, exact=exact)
     return write(path, "qwen3moe", numbers, tensors, vocabulary=vocabulary)
+
+
+def projector(path: Path) -> Path:
+    """One that takes images, of 1 GiB."""
+    numbers = {"embedding_length": 1024, "feed_forward_length": 4096, "image_size": 448, "patch_size": 14}
+    keys = {f"vision.{key}": value for key, value in numbers.items()}
+    return write(path, "clip", {"has_vision_encoder": True, **keys}, {"v.patch_embd.weight": ((2**28,), F32)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import resource
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from server.engine import Engine, EngineError, ModelSpec, Vocab, client, gguf, llama
+from server.engine import Engine, EngineError, ModelSpec, Vocab, client, encoder, gguf, heads, llama
 from server.engine.device import machine
 from server.engine.llama import KV_TYPES, C
 from server.engine.plan import Device, Machine, Plan, Share, crowded, plan, plans
 from server.engine.shape import Shape
+from server.engine.worker import Worker
 from tests.chat.standin import write_model
 from tests.engine import sparse
 from tests.engine.conftest import Model
@@ -128,17 +130,33 @@ def test_the_estimate_holds_for_windows_and_running_states(
 
 
 def test_a_projector_counts(tmp_path: Path, dense: Shape) -> None:
-    numbers = {"embedding_length": 1024, "feed_forward_length": 4096, "image_size": 448, "patch_size": 14}
-    projector = sparse.write(
-        tmp_path / "projector.gguf",
-        "clip",
-        {"has_vision_encoder": True, **{f"vision.{key}": value for key, value in numbers.items()}},
-        {"v.patch_embd.weight": ((2**28,), sparse.F32)},
-    )
+    projector = sparse.projector(tmp_path / "projector.gguf")
     for where in (gpus(8), RAM):
         plain, seeing = (choose(dense, where, context_length=4096, projector=each) for each in (None, str(projector)))
         first, second = (each.devices[0] if each.devices else each.host for each in (plain, seeing))
         assert GIB < second.weights - first.weights < 1.1 * GIB
+        assert (plain.host.images, seeing.host.images) == (0, encoder.KEPT)
+        assert seeing.host.used >= encoder.KEPT
+
+
+@pytest.mark.parametrize("memory", [64, 1], ids=["split", "pool"])
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "mamba"])
+def test_beginnings_of_prompts_count_where_they_are_kept(
+    tmp_path: Path, sdist: Path, architecture: str, slots: int, memory: int
+) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(path, sdist / "vendor/llama.cpp/models/ggml-vocab-gpt-2.gguf", [], size=600, architecture=architecture)
+    spec = ModelSpec(str(path), context_length=512, slots=slots, threads=1)
+    made = plan(shape_of(path), Machine((), memory * GIB, GIB), spec)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        worker = Worker(theirs, spec, made, repack=False)
+    worker._context.close()
+    worker._model.close()
+    assert made.host.heads == (heads.KEPT if worker._heads is not None else 0)
+    assert made.host.used == replace(made.host, heads=0).used + made.host.heads
+    assert bool(made.host.heads) == (architecture == "llama" and slots == 2 and memory == 64)
 
 
 # --- machines that do not exist
