@@ -312,7 +312,7 @@ def vocab(smollm2: Path) -> Vocab:
 
 Make = Any
 """`make(restrictions=…, server=…, template=…)` gives a Controlled; it is closed after the test. With `sees` its
-connection has a projector."""
+connection has a projector. Its server's clock, of deadlines and rates, stands still unless it is advanced."""
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -343,7 +343,6 @@ async def make(pool: HelperPool, smollm2: Path, vocab: Vocab, tmp_path: Path) ->
                 smollm2,
                 server=server,
                 connections=(connection,),
-                real_clock=True,
                 chat=chat or pool,
                 make_parser=script.make_parser,
             )
