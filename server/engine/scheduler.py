@@ -284,18 +284,18 @@ class Scheduler:
         first.leader = None
         return first, Prefix(leader.slot, min(leader.past, first.shared), whole=False)
 
-    def plan(self, viewed: bool = False) -> list[tuple[Sequence, int]]:
+    def plan(self, viewed: int | None = None) -> list[tuple[Sequence, int]]:
         """The next step: every decoding sequence's one token, then the chunk, shared by those in prefill.
 
         Sharing it keeps a short prompt from waiting behind a long one. Beside decoding sequences the chunk is as large
-        as their pace allows, half of that after a step with an image (`viewed`); where more wait than decode, those
-        come first in the measure of their number.
+        as their pace allows, less what the step before took where that was an image's (`viewed` tokens); where more
+        wait than decode, those come first in the measure of their number.
         """
         awake = [s for s in self.running if not s.parked and s.leader is None]
         decoding = [(s, 1) for s in awake if s.remaining == 1]
         prefilling = [s for s in awake if s.remaining > 1]
         more = max(0, len(prefilling) - len(decoding))
-        pace = self.pace.chunk // 2 if viewed else self.pace.chunk
+        pace = self.pace.chunk if viewed is None else max(0, self.pace.pair - viewed)
         budget = max(pace, self.chunk * more // len(prefilling)) if decoding and prefilling else self.chunk
         shares = share([s.remaining for s in prefilling], budget)
         return decoding + [(s, count) for s, count in zip(prefilling, shares, strict=True) if count]
@@ -313,7 +313,7 @@ class Scheduler:
         sequence, image = min(ready, key=lambda each: each[0].order)
         budget = self.chunk
         if any(s.remaining == 1 for s in awake):
-            budget = self.pace.chunk // 2 if any(s.remaining > 1 for s in awake) else self.pace.chunk
+            budget = self.pace.pair // 2 if any(s.remaining > 1 for s in awake) else self.pace.pair
         return sequence, min(budget, image.end - sequence.past)
 
     def evict(self) -> Slot | None:

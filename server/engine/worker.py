@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import takewhile
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,6 +86,17 @@ class Flight:
         """Note that a job is cancelled; whether the step is no longer worth finishing."""
         self._lost += self._tokens.pop(job_id, 0)
         return self._lost >= _ABORT_FROM and 2 * self._lost >= self._total
+
+
+class Viewed(NamedTuple):
+    """A step with an image, and whether it took only as much of it as the pace allows."""
+
+    tokens: int
+    seconds: float
+    cut: bool
+
+
+_NOTHING = Viewed(0, 0.0, cut=True)
 
 
 class Sight:
@@ -174,8 +185,8 @@ class Worker:
         self._cores = threads, threads if on_gpu else max(1, threads - half)
         self._encoding = False
         self._stalled = False
-        self._viewed: tuple[int, float] | None = None
-        """Tokens and seconds of the image step before this one, if it was one; none where that could not be cut."""
+        self._viewed: Viewed | None = None
+        """The step before this one, if it was one with an image."""
         self._candidates = llama.Candidates(self._vocab.size)
         self._asked = llama.Candidates(self._vocab.size)
         self._scheduler = Scheduler(
@@ -383,22 +394,24 @@ class Worker:
 
     def _step(self) -> None:
         # In the order of slots: a split KV cache takes neighbours together.
-        plan = sorted(self._scheduler.plan(self._viewed is not None), key=lambda entry: entry[0].slot.id)
+        viewed = self._viewed
+        plan = sorted(self._scheduler.plan(viewed and viewed.tokens), key=lambda entry: entry[0].slot.id)
         view = self._scheduler.view() if self._sight is not None else None
         self._stalled = not plan and view is None
-        if view is not None and not (plan and self._viewed):  # in turn with tokens
+        if view is not None and not (plan and viewed):  # in turn with tokens
             self._view(*view)
             return
         if not plan:
             return
-        drafts = self._draft(plan)
+        # An image that waits for its steps is a prompt too; and while one is encoded there are fewer cores.
+        drafts = self._draft(plan) if view is None and not self._encoding else {}
         count, rows, due = self._fill(plan, drafts)
         if not self._take_off({sequence.job.id: tokens for sequence, tokens in plan}):
             return
         began = time.monotonic()
         result = self._decode(count)
         self._land()
-        (viewed, took), self._viewed = self._viewed or (0, 0.0), None
+        self._viewed = None
         if result == llama.OK:
             seconds = time.monotonic() - began
             decoding = sum(sequence.remaining == 1 for sequence, _ in plan)
@@ -415,7 +428,8 @@ class Worker:
             drafted = sum(map(len, drafts.values()))
             if not self._encoding:  # which makes steps slower
                 if not drafted:
-                    self._scheduler.pace.note(decoding, count - decoding + viewed, seconds + took)
+                    cut = viewed if viewed is not None and viewed.cut else _NOTHING
+                    self._scheduler.pace.note(decoding, count - decoding + cut.tokens, seconds + cut.seconds)
                 if self._speculation is not None and decoding == len(plan):
                     self._speculation.note(decoding, drafted, confirmed, seconds)
         elif result == llama.NO_SLOT and drafts:
@@ -509,7 +523,7 @@ class Worker:
             causal=sight.projector.causal,
         )
         self._land()
-        self._viewed = (end - begin, time.monotonic() - began) if sight.projector.causal else (0, 0.0)
+        self._viewed = Viewed(end - begin, time.monotonic() - began, sight.projector.causal)
         if result != llama.OK:
             self._recover(result, [sequence])
             return

@@ -323,7 +323,7 @@ def test_image_steps_alternate_with_token_steps(bench: Bench) -> None:
     assert bench.worker._sight is not None
     causal = bench.worker._sight.projector.causal
     most = max(tokens for _, tokens, _ in paces)
-    assert most == 8 if causal else most < 16, "what cannot be cut says nothing of how to cut"
+    assert most <= 8 if causal else most < 16, "what cannot be cut says nothing of how to cut"
     assert steps.count("image") >= (4 if causal else 2)
 
 
