@@ -313,8 +313,8 @@ class _Chunks:
         return b"".join(body)
 
 
-async def start_body(asked: Server, body: Mapping[str, Any]) -> Stream:
-    """Sends a request as it stands in `body`; the stream goes on by itself."""
+async def start_body(asked: Server, body: Mapping[str, Any] | bytes) -> Stream:
+    """Sends a request as it stands in `body`, or in its JSON text; the stream goes on by itself."""
     payload = _payload(asked, body, "text/event-stream")
     loop = asyncio.get_running_loop()
     _, stream = await loop.create_connection(lambda: Stream(asked, payload), *asked.address)
@@ -326,7 +326,7 @@ async def ask(asked: Server, request: Request) -> Outcome:
     return await ask_body(asked, asked.body(request))
 
 
-async def ask_body(asked: Server, body: Mapping[str, Any]) -> Outcome:
+async def ask_body(asked: Server, body: Mapping[str, Any] | bytes) -> Outcome:
     """The same, of a request as it stands in `body`."""
     stream = await start_body(asked, body)
     await stream.done.wait()
@@ -374,8 +374,8 @@ async def _call(asked: Server, payload: bytes) -> tuple[bytes, dict[str, Any]]:
     return head, answer
 
 
-def _payload(asked: Server, body: Mapping[str, Any], accept: str) -> bytes:
-    content = json.dumps(body).encode()
+def _payload(asked: Server, body: Mapping[str, Any] | bytes, accept: str) -> bytes:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
     headers = {
         "Host": urlsplit(asked.url).netloc,
         "Content-Type": "application/json",

@@ -71,7 +71,8 @@ async def run_round(
     Raises RuntimeError where anything failed.
     """
     alone = await ask_body(asked, body(asked, 2 * number))
-    disturbing = body(asked, 2 * number + 1)  # before anything runs beside: making it takes time
+    # Before anything runs beside: making it takes time, of the same cores perhaps.
+    disturbing = json.dumps(body(asked, 2 * number + 1)).encode()
     async with running(asked, number, answers) as streams:
         undisturbed = time.perf_counter()
         await asyncio.sleep(idle)
