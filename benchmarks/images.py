@@ -8,10 +8,11 @@ from the image's departure to the first token about it with that before, and the
 After the rounds, images are cancelled at moments spread over that TTFT: the time until the stream has its terminal
 result, as the caller sees it, and by the server's own clock (`Server-Timing: settle;dur=…`).
 
-The server must serve a model with a projector. For SmolLM2-135M, one whose images take a second or two to encode on a
-small CPU and few tokens, and one whose many tokens take longer to read than the image to encode:
+The server must serve a model with a projector. For SmolLM2-135M, one whose images take two seconds to encode on a small
+CPU, and few tokens, which go whole or not at all, and one whose many tokens take longer to read than the image to
+encode:
 
-    python -m tests.fixtures.projectors gemma3 576 mmproj.gguf --side 8 --pool 4 --hidden 384 --layers 8
+    python -m tests.fixtures.projectors gemma3 576 mmproj.gguf --side 8 --pool 4 --hidden 384 --layers 32
     python -m tests.fixtures.projectors mlp 576 mmproj.gguf --side 24 --hidden 384 --layers 8
 """
 
