@@ -7,22 +7,20 @@ import asyncio
 import contextlib
 import json
 import re
-import secrets
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Console
 
-from server.client import Client, TransportError
+from server.client import Client, Conversation, TransportError, TurnResult
 from server.wire.envelopes import DEFAULT_PARAMETERS
 from server.wire.records import (
     Delta,
     Generation,
-    GenerationRequest,
     Message,
     Model,
     NamedTool,
@@ -39,6 +37,9 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 INTERRUPTED = 130
 """Exit status of a program that SIGINT ended, as shells count it."""
+
+_PROBLEMS = {"cancelled": "cancelled", "context_exceeded": "the conversation does not fit the model's context"}
+"""What is said of turns that stop so."""
 
 
 class Quit(Exception):
@@ -59,7 +60,7 @@ def talk(options: argparse.Namespace, token: str) -> int:
         try:
             wanted = Requirements(model=options.model, json=options.json, tools=bool(tools))
             model = runner.run(client.select(wanted))
-            conversation = Conversation(client, model, options, tools, choice, screen)
+            conversation = Talk(client, model, options, tools, choice, screen)
             if options.prompt is not None or not sys.stdin.isatty():
                 return runner.run(conversation.turn(options.prompt if options.prompt is not None else sys.stdin.read()))
             screen.note(f"{model.name} ({model.model}), {model.route}. Ctrl-C stops an answer, Ctrl-D ends.")
@@ -82,8 +83,9 @@ def talk(options: argparse.Namespace, token: str) -> int:
             runner.run(client.close())
 
 
-class Conversation:
-    """The messages so far. A turn that fails or is cancelled leaves them as they were."""
+class Talk:
+    """A conversation at a terminal. A turn that fails or is cancelled leaves its history as it was; an answer that was
+    cut short stays in it, to go on from."""
 
     def __init__(
         self,
@@ -94,14 +96,17 @@ class Conversation:
         choice: ToolChoice | None,
         screen: Screen,
     ) -> None:
-        self._client = client
-        self._model = model
-        self._options = options
+        self._conversation = Conversation(
+            client,
+            model,
+            (Message("system", (TextPart(options.system),)),) if options.system else (),
+            max_tokens=options.max_tokens,
+            temperature=options.temperature,
+            format="json" if options.json else "text",
+        )
         self._tools = tools
         self._choice = choice
         self._screen = screen
-        system = (Message("system", (TextPart(options.system),)),) if options.system else ()
-        self._messages: tuple[Message, ...] = system
         self.pending: tuple[ToolCallPart, ...] = ()
         """Calls that wait for their results."""
 
@@ -109,81 +114,66 @@ class Conversation:
         """One question and its answer. Returns the exit status it would have by itself."""
         if not text.strip():
             return 0
-        return await self._generate((Message("user", (TextPart(text),)),))
+        before = (*self._conversation.history,)
+        turn = self._conversation.send(text, tools=self._tools, tool_choice=self._choice, on_delta=self._screen.delta)
+        return await self._run(before, turn)
 
     async def answer(self, results: list[str]) -> int:
         """The results of the pending calls, and what the model makes of them."""
-        messages = tuple(
-            Message("toolResult", (TextPart(result),), tool_call_id=call.tool_call_id, tool_name=call.name)
-            for call, result in zip(self.pending, results, strict=True)
-        )
-        return await self._generate(messages)
+        before = (*self._conversation.history,)
+        for call, result in zip(self.pending, results, strict=True):
+            self._conversation.answer(call, result)
+        turn = self._conversation.resume(tools=self._tools, on_delta=self._screen.delta)
+        return await self._run(before, turn)
 
-    async def _generate(self, added: tuple[Message, ...]) -> int:
-        id = secrets.token_hex(8)
-        request = GenerationRequest(
-            handle=self._model.handle,
-            messages=(*self._messages, *added),
-            format="json" if self._options.json else "text",
-            max_tokens=self._options.max_tokens,
-            temperature=self._options.temperature,
-            tools=self._tools,
-            # A forced call has been made once its results are there; forcing it again would never end.
-            tool_choice=self._choice if added[0].role == "user" else None,
-        )
+    async def _run(self, before: tuple[Message, ...], turn: Coroutine[Any, Any, TurnResult]) -> int:
+        history, screen = self._conversation.history, self._screen
         began = time.monotonic()
-        generation: Generation | None = None
         try:
-            async with self._interrupt_cancels(id):
-                async for each in self._client.generate(request, id=id):
-                    if isinstance(each, Delta):
-                        self._screen.delta(each)
-                    else:
-                        generation = each
+            with self._interrupt_cancels():
+                result = await turn
+            problem = _PROBLEMS.get(result.stop_reason)
         except WireError as error:
-            self._screen.end_of_answer()
-            self._screen.complain("cancelled" if error.code == "cancelled" else f"{error.code}: {error.message}")
-            return INTERRUPTED if error.code == "cancelled" else 1
-        assert generation is not None, "a stream ends with a result or raises"
-        self._screen.end_of_answer()
-        self._screen.calls(generation)
-        self._screen.summary(generation, time.monotonic() - began)
-        self.pending = tuple(part for part in generation.content if isinstance(part, ToolCallPart))
-        if generation.content:
-            self._messages = (*self._messages, *added, Message("assistant", generation.content))
+            problem = f"{error.code}: {error.message}"
+        screen.end_of_answer()
+        if problem is not None:
+            history[:] = before
+            screen.complain(problem)
+            return INTERRUPTED if problem == "cancelled" else 1
+        generation = result.generations[-1]
+        screen.calls(generation)
+        screen.summary(generation, time.monotonic() - began)
+        self.pending = result.pending_tool_calls
+        if not generation.content:
+            history[:] = before
+        elif result.rolled_back:  # for it was cut short
+            history += result.messages
         return 0
 
-    @contextlib.asynccontextmanager
-    async def _interrupt_cancels(self, id: str) -> AsyncIterator[None]:
-        """Inside, the first Ctrl-C cancels the generation and the second leaves the program."""
-        loop = asyncio.get_running_loop()
-        answering = asyncio.current_task()
+    @contextlib.contextmanager
+    def _interrupt_cancels(self) -> Iterator[None]:
+        """Inside, the first Ctrl-C cancels the turn and the second leaves the program."""
+        loop, answering = asyncio.get_running_loop(), asyncio.current_task()
         assert answering is not None
-        cancelling: asyncio.Task[bool] | None = None
-        leaving = False
+        interrupts = 0
 
         def interrupted() -> None:
-            nonlocal cancelling, leaving
-            if cancelling is None:
-                cancelling = loop.create_task(self._client.cancel(id))
+            nonlocal interrupts
+            interrupts += 1
+            if interrupts == 1:
+                self._conversation.cancel()
             else:
-                leaving = True
                 answering.cancel()
 
         loop.add_signal_handler(signal.SIGINT, interrupted)
         try:
             yield
         except asyncio.CancelledError:
-            if leaving:
+            if interrupts > 1:
                 raise Quit from None
             raise
         finally:
             loop.remove_signal_handler(signal.SIGINT)
-            if cancelling is not None:
-                if leaving:
-                    cancelling.cancel()
-                # Whether it came in time shows in how the generation ended.
-                await asyncio.gather(cancelling, return_exceptions=True)
 
 
 class Screen:
@@ -253,16 +243,19 @@ class Screen:
 
 
 def _read_tools(path: Path) -> tuple[Tool, ...]:
-    """Tools as the wire writes them. The server judges their schemas; here only the shape is looked at."""
+    """Tools as the wire writes them. The server judges their schemas; here only shape and names are looked at."""
     try:
         listed = json.loads(path.read_text(encoding="utf-8"))
-        return tuple(
+        tools = tuple(
             Tool(each["name"], each.get("description"), each.get("parameters", DEFAULT_PARAMETERS)) for each in listed
         )
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: no JSON list of tools, each with name, description, parameters") from error
+    if len({tool.name for tool in tools}) < len(tools):
+        raise ValueError(f"{path}: two tools have the same name")
+    return tools
 
 
 def _tool_choice(text: str | None, tools: tuple[Tool, ...]) -> ToolChoice | None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+import signal
+from collections.abc import AsyncGenerator, Sequence
+from typing import Literal
 
 import pytest
 
 from server.cli import _parser
-from server.talk import INTERRUPTED, Conversation, Screen
+from server.client import Stream
+from server.talk import INTERRUPTED, Quit, Screen, Talk
 from server.wire.records import (
     Delta,
     Generation,
@@ -27,28 +31,48 @@ from server.wire.records import (
 MODEL = Model("h", "Name", "exact", "this machine", False, True, True, ("auto", "none", "required", "tool"))
 TOOL = Tool("look", None, {"type": "object"})
 
+INTERRUPT = WireError("cancelled", "by Ctrl-C")
+"""In a script: the person presses Ctrl-C here, and waits."""
+
 Script = Sequence[Delta | Generation | WireError]
 
 
 class Scripted:
-    """Answers each request with the next script; keeps what was asked."""
+    """Answers each request with the next script; keeps what was asked. Where it does not cancel, the person who waits
+    for that presses Ctrl-C again."""
 
-    def __init__(self, *scripts: Script) -> None:
+    def __init__(self, *scripts: Script, cancels: bool = True) -> None:
         self._scripts = iter(scripts)
         self.asked: list[GenerationRequest] = []
+        self._cancels = cancels
+        self._cancelled = asyncio.Event()
 
-    async def generate(self, request: GenerationRequest, *, id: str) -> AsyncIterator[Delta | Generation]:
+    def generate(self, request: GenerationRequest) -> Stream:
         self.asked.append(request)
-        for each in next(self._scripts):
+        return Stream("g", self._events(next(self._scripts)), self.cancel)
+
+    async def _events(self, script: Script) -> AsyncGenerator[Delta | Generation, None]:
+        for each in script:
+            if each is INTERRUPT:
+                signal.raise_signal(signal.SIGINT)
+                await self._cancelled.wait()
+                raise WireError("cancelled", "gone")
             if isinstance(each, WireError):
                 raise each
             yield each
 
+    async def cancel(self, id: str) -> bool:
+        if not self._cancels:
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.Event().wait()
+        self._cancelled.set()
+        return True
 
-def conversation(client: Scripted, *arguments: str, tools: tuple[Tool, ...] = ()) -> Conversation:
+
+def conversation(client: Scripted, *arguments: str, tools: tuple[Tool, ...] = ()) -> Talk:
     options: argparse.Namespace = _parser().parse_args(["chat", *arguments])
     choice = NamedTool("look") if tools else None
-    return Conversation(client, MODEL, options, tools, choice, Screen())  # type: ignore[arg-type]
+    return Talk(client, MODEL, options, tools, choice, Screen())  # type: ignore[arg-type]
 
 
 def text(words: str) -> Script:
@@ -134,3 +158,62 @@ async def test_calls_wait_for_results_and_are_forced_once(capsys: pytest.Capture
 async def test_what_was_cut_short_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert await conversation(Scripted([Generation((TextPart("on and"),), "length")])).turn("first") == 0
     assert "cut short" in capsys.readouterr().err
+
+
+async def test_what_was_cut_short_can_be_gone_on_from() -> None:
+    cut = Generation((TextPart("on and"),), "length")
+    client = Scripted([cut], text("on"))
+    talk = conversation(client)
+    assert await talk.turn("first") == await talk.turn("go on") == 0
+    assert [message.content for message in client.asked[1].messages] == [
+        (TextPart("first"),),
+        (TextPart("on and"),),
+        (TextPart("go on"),),
+    ]
+
+
+@pytest.mark.parametrize("finish", ["stop", "length"])
+async def test_an_empty_answer_leaves_no_trace(finish: Literal["stop", "length"]) -> None:
+    client = Scripted([Generation((), finish)], text("two"))
+    talk = conversation(client)
+    assert await talk.turn("first") == await talk.turn("second") == 0
+    assert client.asked[1].messages == (Message("user", (TextPart("second"),)),)
+
+
+async def test_calls_whose_answer_failed_wait_for_results_again() -> None:
+    call = ToolCallPart("c1", "look", {})
+    client = Scripted([Generation((call,), "toolUse")], [WireError("timeout", "too late")], text("seen"))
+    talk = conversation(client, tools=(TOOL,))
+    assert await talk.turn("look at it") == 0
+    assert await talk.answer(["blue"]) == 1
+    assert talk.pending == (call,)
+    assert await talk.answer(["red"]) == 0
+    assert talk.pending == ()
+    assert client.asked[2].messages == (
+        *client.asked[1].messages[:2],
+        Message("toolResult", (TextPart("red"),), tool_call_id="c1", tool_name="look"),
+    )
+
+
+async def test_a_conversation_too_long_for_the_model_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    client = Scripted([WireError("quota-exceeded", "too long", reason="context")], text("two"))
+    talk = conversation(client)
+    assert await talk.turn("first") == 1
+    assert "does not fit" in capsys.readouterr().err
+    assert await talk.turn("second") == 0
+    assert client.asked[1].messages == (Message("user", (TextPart("second"),)),)
+
+
+async def test_an_interrupt_cancels_the_turn_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    client = Scripted([*text("one")[:2], INTERRUPT], text("two"))
+    talk = conversation(client)
+    assert await talk.turn("first") == INTERRUPTED
+    out, err = capsys.readouterr()
+    assert out == "one\n" and "cancelled" in err
+    assert await talk.turn("second") == 0
+    assert client.asked[1].messages == (Message("user", (TextPart("second"),)),)
+
+
+async def test_a_second_interrupt_leaves() -> None:
+    with pytest.raises(Quit):
+        await asyncio.wait_for(conversation(Scripted([INTERRUPT], cancels=False)).turn("first"), 30)
