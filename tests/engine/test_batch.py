@@ -2,69 +2,21 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from server.engine import Done, Failed, Job, ModelSpec, Sampling, Segment, Vocab, llama, worker
-from server.engine.protocol import Cancel, Decoder, Step, Submit
+from server.engine import Done, Job, Sampling, Segment, Vocab, llama, worker
+from server.engine.protocol import Cancel, Submit
 from server.engine.scheduler import Prefix, Sequence, Slot
 from server.engine.worker import Worker
+from tests.engine.bench import Bench
 from tests.engine.planned import sized
 from tests.engine.test_generate import LETTERS, NEXT
-
-
-class Bench:
-    """A worker without its process: jobs in, outputs out."""
-
-    def __init__(self, path: Path, **spec: Any) -> None:
-        self._ours, theirs = socket.socketpair()
-        self.worker = Worker(theirs, ModelSpec(str(path), **{"slots": 3, "threads": 1, **spec}), repack=False)
-        self._decoder = Decoder()
-        self.outputs: dict[int, bytes] = {}
-        self.ends: dict[int, Done | Failed] = {}
-        self._news = threading.Condition()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        while data := self._ours.recv(1 << 16):
-            for step in self._decoder.feed(data):
-                assert isinstance(step, Step)
-                for job, piece, _ in step.output:
-                    self.outputs[job] = self.outputs.get(job, b"") + piece
-                with self._news:
-                    self.ends.update(step.ended)
-                    self._news.notify_all()
-
-    def await_ends(self, numbers: Iterable[int]) -> None:
-        """Until these jobs' ends are read, and so all they gave."""
-        with self._news:
-            assert self._news.wait_for(lambda: self.ends.keys() >= set(numbers), 60)
-
-    def submit(self, number: int, tokens: array[int], max_tokens: int) -> None:
-        greedy = Sampling(temperature=0)
-        self.worker.put(Submit(Job(number, tokens, greedy, f"scope {number}", deadline=0, max_tokens=max_tokens)))
-
-    def run(self) -> None:
-        self.worker.turn()
-        while self.worker._scheduler.running or self.worker._scheduler.queue:
-            self.worker.turn()
-        self.close()
-
-    def close(self) -> None:
-        """Everything said is read."""
-        self.worker._connection.close()
-        self._reader.join(10)
-        self._ours.close()
-        self.worker._context.close()
-        self.worker._model.close()
 
 
 @pytest.fixture

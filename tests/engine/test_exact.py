@@ -14,8 +14,8 @@ import pytest
 from server.engine import Done, Job, Sampling, worker
 from server.engine.protocol import Submit
 from tests.chat.standin import write_model
+from tests.engine.bench import Bench
 from tests.engine.planned import sized
-from tests.engine.test_batch import Bench
 
 _numbers = count(1)
 

@@ -10,7 +10,7 @@ import numpy as np
 from server.engine import Done, Job, Sampling
 from server.engine.heads import Head, Heads
 from server.engine.protocol import Submit
-from tests.engine.test_batch import Bench
+from tests.engine.bench import Bench
 
 
 def head(scope: str, tokens: range, size: int = 10) -> Head:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 import random
-import socket
 import threading
 from array import array
 from collections.abc import Iterator
@@ -14,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from server.engine import Done, Failed, Job, ModelSpec, Picture, Sampling, Segment, llama, worker
+from server.engine import Done, Failed, Job, Picture, Sampling, Segment, llama, worker
 from server.engine.projector import Projector, ProjectorError
-from server.engine.protocol import Cancel, Decoder, Step, Submit
-from server.engine.worker import Worker
+from server.engine.protocol import Cancel, Submit
 from tests.chat.standin import WIDTH, write_model
+from tests.engine.bench import Bench as TextBench
 from tests.engine.planned import sized
 from tests.fixtures.projectors import KINDS, TOKENS, Seer, picture, write_projector, write_seer
 
@@ -27,28 +26,17 @@ A, B = picture(1), picture(2)
 Prompt = list[str | Picture]
 
 
-class Bench:
-    """A worker without its process: jobs in, outputs out, and encoding held back on demand."""
+class Bench(TextBench):
+    """With images, whose encoding can be held back."""
 
     def __init__(self, seer: Seer, *, length: int = 512, slots: int = 6, **more: Any) -> None:
         self.seer = seer
-        self._ours, theirs = socket.socketpair()
-        spec = ModelSpec(
-            str(seer.model),
-            context_length=length,
-            slots=slots,
-            threads=1,
-            gpu_layers=0,
-            projector=str(seer.projector),
-            **more,
+        super().__init__(
+            seer.model, context_length=length, slots=slots, gpu_layers=0, projector=str(seer.projector), **more
         )
-        self.worker = Worker(theirs, spec, repack=False)
         assert self.worker._sight is not None
         self.encoder = self.worker._sight.encoder
         self.vocab = self.worker._vocab
-        self._decoder = Decoder()
-        self.outputs: dict[int, bytes] = {}
-        self.ends: dict[int, Done | Failed] = {}
         self._ids = itertools.count(1)
         self.encoded: list[str] = []
         """Digests, in the order in which they began to be encoded."""
@@ -64,16 +52,6 @@ class Bench:
             return encode(picture)
 
         self.encoder._projector.encode = gated  # type: ignore[method-assign]
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        while data := self._ours.recv(1 << 16):
-            for step in self._decoder.feed(data):
-                assert isinstance(step, Step)
-                for job, piece, _ in step.output:
-                    self.outputs[job] = self.outputs.get(job, b"") + piece
-                self.ends.update(step.ended)
 
     def submit(self, prompt: Prompt, *, max_tokens: int = 12, scope: str | None = None) -> int:
         number = next(self._ids)
@@ -106,20 +84,10 @@ class Bench:
         return self.answer(number)
 
     def answer(self, number: int) -> tuple[str, Done]:
-        while number not in self.ends:  # it is said, but perhaps not read yet
-            self._reader.join(0.001)
+        self.await_ends([number])
         end = self.ends[number]
         assert isinstance(end, Done), end
         return self.outputs[number].decode(), end
-
-    def close(self) -> None:
-        self.worker._connection.close()
-        self._reader.join(10)
-        self._ours.close()
-        self.worker._context.close()
-        assert self.worker._sight is not None
-        self.worker._sight.projector.close()
-        self.worker._model.close()
 
 
 @pytest.fixture(params=KINDS)
@@ -441,8 +409,7 @@ def test_a_full_cache_lets_an_image_step_aside_and_come_back(seer: Seer, monkeyp
 def test_too_long_with_its_images_is_refused_as_text_is(bench: Bench) -> None:
     number = bench.submit([*[picture(each) for each in range(60)], "x"])
     bench.run()
-    while number not in bench.ends:
-        bench._reader.join(0.001)
+    bench.await_ends([number])
     end = bench.ends[number]
     assert isinstance(end, Failed) and end.code == "quota-exceeded" and end.extra == {"reason": "context"}
     assert not bench.encoded

@@ -12,7 +12,7 @@ from server.engine import Constraint, Done, Job, Sampling, Segment, Vocab, llama
 from server.engine.messages import Stop
 from server.engine.protocol import Submit
 from server.engine.speculation import MOST, Speculation, lookup
-from tests.engine.test_batch import Bench
+from tests.engine.bench import Bench
 from tests.engine.test_generate import LETTERS, NEXT
 
 
