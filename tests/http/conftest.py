@@ -17,7 +17,8 @@ from fastapi import FastAPI
 
 from server.app import create_app
 from server.chat import HelperPool
-from server.config import ServerConfig
+from server.config import Config, ConnectionConfig, ServerConfig
+from server.runtime import Runtime
 from server.state import TokenStore, owner_token
 from tests.runtime.doubles import World
 
@@ -112,6 +113,20 @@ async def events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
             else:
                 assert line == b"" or line.startswith(b":")
     assert rest == b""
+
+
+@contextlib.asynccontextmanager
+async def serving(directory: Path, connection: ConnectionConfig) -> AsyncIterator[tuple[httpx.AsyncClient, Runtime]]:
+    """A server with a real engine, and a client that may generate."""
+    tokens = TokenStore(directory)
+    token = tokens.create("test", consent="always")
+    app = create_app(Config(ServerConfig(), (connection,)), tokens=tokens)
+    headers = {"authorization": f"Bearer {token}"}
+    async with (
+        listening(app) as port,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=None, verify=False) as client,
+    ):
+        yield client, app.state.runtime
 
 
 @contextlib.asynccontextmanager

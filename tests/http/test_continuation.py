@@ -17,14 +17,12 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from server.app import create_app
 from server.chat import HelperPool, make_parser
-from server.config import Config, ConnectionConfig, ServerConfig, Source
+from server.config import ConnectionConfig, Source
 from server.engine import Done, Engine, Text, Vocab, llama
 from server.engine.messages import Event, Job, Segment
-from server.state import TokenStore
 from tests.chat.standin import write_model
-from tests.http.conftest import listening, site_of
+from tests.http.conftest import serving, site_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -89,15 +87,8 @@ async def house_of(directory: Path, model: Path, **settings: Any) -> AsyncIterat
     connection = ConnectionConfig(
         "one", "One", "one", Source(path=model), context_length=4096, slots=4, temperature=0, **settings
     )
-    tokens = TokenStore(directory)
-    token = tokens.create("test", consent="always")
-    app = create_app(Config(ServerConfig(), (connection,)), tokens=tokens)
-    headers = {"authorization": f"Bearer {token}"}
-    async with (
-        listening(app) as port,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=None, verify=False) as client,
-    ):
-        house = House(client, app.state.runtime)
+    async with serving(directory, connection) as (client, runtime):
+        house = House(client, runtime)
         await house.complete(text("user", "Hi"), options={"maxTokens": 1})
         house.watch()
         yield house

@@ -7,17 +7,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import jsonschema
 import pytest
 import pytest_asyncio
 
-from server.app import create_app
-from server.config import Config, ConnectionConfig, ServerConfig, Source
-from server.state import TokenStore
+from server.config import ConnectionConfig, Source
 from tests.conftest import ROOT
-from tests.http.conftest import listening
-from tests.http.test_real import TOOL, House
+from tests.http.test_real import TOOL, House, housing
 
 FORMATS = ("hermes", "llama3", "lfm2")
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -31,16 +27,8 @@ async def house(
     connection = ConnectionConfig(
         "native", "Native", "native", Source(path=smollm2), context_length=2048, threads=1, template=template
     )
-    tokens = TokenStore(tmp_path_factory.mktemp("state"))
-    token = tokens.create("test", consent="always")
-    app = create_app(Config(ServerConfig(), (connection,)), tokens=tokens)
-    async with listening(app) as port:
-        headers = {"authorization": f"Bearer {token}"}
-        base = f"http://127.0.0.1:{port}"
-        async with httpx.AsyncClient(base_url=base, headers=headers, timeout=120, verify=False) as client:
-            house = House(client, app.state.runtime)
-            house.handle = (await house.call("llm.select"))["model"]["handle"]
-            yield house
+    async with housing(tmp_path_factory.mktemp("state"), connection) as house:
+        yield house
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "tool", "name": "book_table"}], ids=["required", "named"])

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,10 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from server.app import create_app
-from server.config import Config, ConnectionConfig, ServerConfig, Source
+from server.config import ConnectionConfig, ServerConfig, Source
 from server.engine import Engine
 from server.runtime import LiveGeneration
-from server.state import TokenStore
-from tests.http.conftest import events, listening
+from tests.http.conftest import events, serving
 
 TOOL = {
     "name": "book_table",
@@ -69,21 +68,21 @@ class House:
         return self.runtime.connections[0].loaded
 
 
+@asynccontextmanager
+async def housing(directory: Path, connection: ConnectionConfig) -> AsyncIterator[House]:
+    async with serving(directory, connection) as (client, runtime):
+        house = House(client, runtime)
+        house.handle = (await house.call("llm.select"))["model"]["handle"]
+        yield house
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def house(tmp_path_factory: Any, smollm2: Path) -> AsyncIterator[House]:
     connection = ConnectionConfig(
         "smollm2", "SmolLM2", "SmolLM2-135M-Instruct", Source(path=smollm2), context_length=2048, threads=1
     )
-    tokens = TokenStore(tmp_path_factory.mktemp("state"))
-    token = tokens.create("test", consent="always")
-    app = create_app(Config(ServerConfig(), (connection,)), tokens=tokens)
-    async with listening(app) as port:
-        headers = {"authorization": f"Bearer {token}"}
-        base = f"http://127.0.0.1:{port}"
-        async with httpx.AsyncClient(base_url=base, headers=headers, timeout=None, verify=False) as client:
-            house = House(client, app.state.runtime)
-            house.handle = (await house.call("llm.select"))["model"]["handle"]
-            yield house
+    async with housing(tmp_path_factory.mktemp("state"), connection) as house:
+        yield house
 
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
