@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from grammars import InvalidInstance, compile_schema
+from grammars import compile_schema
 from grammars.gbnf import read
 from grammars.matcher import Matcher
 
-from .walks import compact
+from .walks import compact, validates
 
 _DATA = Path(__file__).parent / "data"
 _SUITE = json.loads(gzip.decompress((_DATA / "json-schema-test-suite.json.gz").read_bytes()))
@@ -39,19 +39,11 @@ def departures(name: str) -> tuple[dict[str, str], list[str]]:
             accepted = here.accept(compact(test["data"])) and here.accepting
             if accepted != test["valid"]:
                 found[key] = "accepted" if accepted else "rejected"
-            if _valid(compiled, test["data"]) != test["valid"]:
+            if validates(compiled, test["data"]) != test["valid"]:
                 wrong.append(key)
             elif accepted and not test["valid"] and not compiled.checks:
                 wrong.append(f"{key}: not in checks")
     return found, wrong
-
-
-def _valid(compiled: Any, value: Any) -> bool:
-    try:
-        compiled.validate(value)
-    except InvalidInstance:
-        return False
-    return True
 
 
 @pytest.mark.parametrize("name", _SUITE["tests"])

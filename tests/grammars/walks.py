@@ -6,7 +6,7 @@ import json
 import random
 from typing import Any
 
-from grammars import Compiled, compile_schema
+from grammars import Compiled, InvalidInstance, compile_schema
 from grammars.gbnf import read
 from grammars.matcher import Matcher
 
@@ -22,6 +22,14 @@ def spaced(value: Any) -> str:
 def matcher(grammar: Compiled | Any) -> Matcher:
     compiled = grammar if isinstance(grammar, Compiled) else compile_schema(grammar)
     return Matcher(read(compiled.gbnf))
+
+
+def validates(compiled: Compiled, value: Any) -> bool:
+    try:
+        compiled.validate(value)
+    except InvalidInstance:
+        return False
+    return True
 
 
 def accepts(grammar: Compiled | Any, *values: Any) -> list[bool]:
