@@ -39,6 +39,7 @@ from drive import (
     Workload,
     owner_state,
     percentile,
+    save,
     server,
     start_body,
     timed_post,
@@ -261,8 +262,7 @@ def main() -> int:
         print(f"cancel: {error}", file=sys.stderr)
         return 1
     print(json.dumps(found, indent=1))
-    if options.out:
-        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    save(found, options.out)
     return 1 if failed(found) else 0
 
 

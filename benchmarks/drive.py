@@ -419,6 +419,12 @@ class Workload:
         )
 
 
+def save(figures: Mapping[str, Any], path: Path | None) -> None:
+    """Write figures as JSON, where that is asked for."""
+    if path is not None:
+        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
 def percentile(values: list[float], percent: float) -> float:
     """By linear interpolation between the closest ranks; not-a-number where there is no value."""
     if not values:

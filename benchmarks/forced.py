@@ -19,7 +19,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from drive import HERE, owner_state, percentile, server
+from drive import HERE, owner_state, percentile, save, server
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
@@ -127,8 +127,7 @@ def main() -> int:
     options = parser.parse_args()
     report = asyncio.run(measure(options))
     print(json.dumps(report, indent=1))
-    if options.out:
-        options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    save(report, options.out)
     return 0 if report["valid"] == report["calls"] else 1
 
 

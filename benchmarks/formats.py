@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from drive import HERE
+from drive import HERE, save
 from forced import call
 from jsonschema import Draft202012Validator
 
@@ -129,8 +129,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as state, serving(Path(state)) as url:
         token = TokenStore(Path(state)).create("formats", consent="always")
         report = asyncio.run(measure(url, token, options))
-    if options.out:
-        options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    save(report, options.out)
     return 0 if all(each["forced"].get("valid", 0) == each["calls"] for each in report.values()) else 1
 
 

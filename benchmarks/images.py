@@ -32,7 +32,7 @@ from typing import Any
 import mixed
 import numpy as np
 import uvloop
-from drive import RUN, Nap, Server, Workload, ask, ask_body, machine, percentile, start_body, timed_post
+from drive import RUN, Nap, Server, Workload, ask, ask_body, machine, percentile, save, start_body, timed_post
 from throughput import add_targets, parse_targets, started, turns
 
 SIDE = 336
@@ -129,8 +129,7 @@ def main() -> int:
         return 1
     mixed.show(found, "an image")
     print(json.dumps(found["cancels"], indent=1))
-    if options.out:
-        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    save(found, options.out)
     return 0
 
 

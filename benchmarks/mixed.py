@@ -23,7 +23,20 @@ from typing import Any
 
 import report
 import uvloop
-from drive import Outcome, Request, Server, Stream, Workload, ask, ask_body, machine, percentile, spread, start_body
+from drive import (
+    Outcome,
+    Request,
+    Server,
+    Stream,
+    Workload,
+    ask,
+    ask_body,
+    machine,
+    percentile,
+    save,
+    spread,
+    start_body,
+)
 from rich.console import Console
 from rich.table import Table
 from throughput import add_targets, milliseconds, parse_targets, started, turns
@@ -198,8 +211,7 @@ def main() -> int:
         print(f"mixed: {error}", file=sys.stderr)
         return 1
     show(found)
-    if options.out:
-        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    save(found, options.out)
     return 0
 
 

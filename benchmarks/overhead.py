@@ -12,7 +12,6 @@ call of a part.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import socket
 import sys
@@ -24,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from drive import Workload, machine
+from drive import Workload, machine, save
 from rich.console import Console
 from rich.table import Table
 
@@ -221,8 +220,7 @@ def main() -> int:
         os.execve(sys.executable, [sys.executable, *sys.argv], huge_pages(os.environ))
     found = measure(options.model, options.concurrency, options.steps, options.gpu_layers)
     show(found)
-    if options.out:
-        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    save(found, options.out)
     return 0
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import math
 import os
 import random
@@ -33,7 +32,7 @@ from typing import Any
 
 import report
 import uvloop
-from drive import Outcome, Server, Workload, ask, machine, percentile, server, spread
+from drive import Outcome, Server, Workload, ask, machine, percentile, save, server, spread
 from rich.console import Console
 from rich.table import Table
 
@@ -377,8 +376,7 @@ def main() -> int:
         print(f"throughput: {error}", file=sys.stderr)
         return 1
     show(found)
-    if options.out:
-        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    save(found, options.out)
     if options.plot:
         report.plot(found, options.plot)
     if options.readme:
