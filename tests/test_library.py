@@ -9,15 +9,13 @@ from pathlib import Path
 import pytest
 
 from server.cli import main
-from server.config import load_config
 from server.engine import device
 from server.engine.plan import Device, Machine
-from tests.conftest import ROOT
 from tests.engine import sparse
 from tests.hub_server import Hub, playing
+from tests.readme import Block, blocks, runs
 
 GIB = 2**30
-SECTION = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Models\n")[1].split("\n## ")[0]
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -35,22 +33,22 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smollm2: Path) -> Itera
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(device, "machine", lambda: Machine((), 32 * GIB, 24 * GIB))
     with playing(tmp_path, monkeypatch) as hub:
-        (hub.repo, file) = re.findall(r'huggingface = "(.+):(.+)"', SECTION)[0]
+        (hub.repo, file) = re.findall(r'huggingface = "(.+):(.+)"', blocks()["Models", 1].text)[0]
         hub.files = {file: smollm2.read_bytes()}
         yield hub
 
 
-def test_the_readmes_examples(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    configuration, spread = re.findall(r"^```toml\n(.*?)^```$", SECTION, re.DOTALL | re.MULTILINE)
-    (transcript,) = re.findall(r"^```console\n(.*?)^```$", SECTION, re.DOTALL | re.MULTILINE)
+@runs("Models", 1, 2)
+def test_the_readmes_examples(
+    examples: tuple[Block, ...], hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configuration, transcript = examples
     models = tmp_path / "models.toml"
-    models.write_text(configuration + spread, encoding="utf-8")
-    assert len(load_config(models).connections[0].rpc) == 2
-    models.write_text(configuration, encoding="utf-8")
-    examples = re.findall(r"^\$ nap-llm (.+)\n((?:(?!\$ ).*\n)*)", transcript, re.MULTILINE)
-    assert [command.split()[0] for command, _ in examples] == ["pull", "list", "show", "rm"]
-    for command, printed in examples:
-        said = run(capsys, *command.split(), "--models", str(models))
+    models.write_text(configuration.text, encoding="utf-8")
+    exchanges = transcript.exchanges()
+    assert [command.split()[:2] for command, _ in exchanges] == [["nap-llm", x] for x in ("pull", "list", "show", "rm")]
+    for command, printed in exchanges:
+        said = run(capsys, *command.split()[1:], "--models", str(models))
         expected = printed.replace("/home/you/.cache/huggingface", str(tmp_path))
         pattern = ".*".join(re.escape(part) for part in expected.split("…"))
         assert re.fullmatch(pattern, said, re.DOTALL), said

@@ -1,9 +1,19 @@
-"""The table in the room's README is what the code says."""
+"""The room's README: its table is what the code says, and its example is a format."""
 
 from __future__ import annotations
 
+from server.chat.formats import FORMATS, elements
 from server.chat.table import README, table
+from tests.readme import Block, runs
 
 
 def test_the_table_is_current(templates: dict[str, str]) -> None:
     assert table(templates) in README.read_text()
+
+
+@runs("Adding a format", 1, file="server/chat/README.md")
+def test_the_example_is_the_format_that_all_tests_run_over(examples: tuple[Block, ...]) -> None:
+    (example,) = examples
+    (made,) = eval(example.text, vars(elements))
+    assert FORMATS["minicpm-5"] == made
+    assert len(example.text.splitlines()) == 12 + 2, "twelve lines, and the tuple around them"

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from signal import SIGKILL
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -20,10 +21,10 @@ from server.config import ServerConfig
 from tests.cli.test_drain import Shell
 from tests.cli.test_serve import Running, start, stop
 from tests.conftest import ROOT
+from tests.readme import ADDRESS, Block, runs
 
 PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
 SECTION = PAGE.split("\n## Running it as a service\n")[1].split("\n## ")[0]
-EXAMPLES = re.findall(r"^```console\n(.*?)^```$", SECTION, re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -37,17 +38,17 @@ def running(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Iterator
 MARK = "--- next ---"
 
 
-def printed(running: Running, home: Path) -> list[str]:
+def printed(commands: list[str], running: Running, home: Path) -> list[str]:
     """What each command prints now, at the address and in the home of this server; all in one shell."""
-    commands = [line[2:] for example in EXAMPLES for line in example.splitlines() if line.startswith("$ ")]
-    program = f"\necho; echo '{MARK}'\n".join(commands).replace("http://127.0.0.1:8033", running.url)
+    program = f"\necho; echo '{MARK}'\n".join(commands).replace(ADDRESS, running.url)
     environment = {**os.environ, "HOME": str(home)}
     done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, env=environment, timeout=120)
     assert done.returncode == 0 and not done.stderr, done.stderr
     return [each.strip() for each in done.stdout.replace("\r", "").split(f"{MARK}\n")]
 
 
-def test_the_examples_print_what_they_say(running: Running, tmp_path: Path) -> None:
+@runs("Running it as a service", 3, 4, 6)
+def test_the_examples_print_what_they_say(examples: tuple[Block, ...], running: Running, tmp_path: Path) -> None:
     (tmp_path / ".local" / "state").mkdir(parents=True)
     (tmp_path / ".local" / "state" / "nap-llm").symlink_to(running.state)
     shell = Shell(running)
@@ -59,19 +60,28 @@ def test_the_examples_print_what_they_say(running: Running, tmp_path: Path) -> N
     owner = httpx.Client(base_url=running.url, headers={"Authorization": f"Bearer {running.owner}"}, timeout=60)
     while owner.get("/owner/state").json()["generations"]:
         pass
-    expected = [
-        each.partition("\n")[2].strip() for example in EXAMPLES for each in re.split(r"^\$ ", example, flags=re.M)[1:]
-    ]
-    assert [each.replace('"smol"', '"smollm2"') for each in printed(running, tmp_path)] == expected
+    commands, expected = zip(*(exchange for example in examples for exchange in example.exchanges()), strict=True)
+    said = printed([*commands], running, tmp_path)
+    assert [each.replace('"smol"', '"smollm2"') for each in said] == [each.strip() for each in expected]
     assert len(expected) == 5 and len(list(filter(None, expected))) == 4
 
 
-def test_prometheus_is_told_all(running: Running) -> None:
-    (text,) = re.findall(r"^```yaml\n(.*?)^```$", SECTION, re.DOTALL | re.MULTILINE)
-    (job,) = yaml.safe_load(text)["scrape_configs"]
-    assert job["authorization"]["credentials_file"].endswith("nap-llm/owner-token")
-    page = httpx.get(f"{running.url}/metrics", headers={"Authorization": f"Bearer {running.owner}"}, timeout=60).text
-    families = {each.name + "_total" * (each.type == "counter") for each in text_string_to_metric_families(page)}
+@runs("Running it as a service", 5)
+def test_prometheus_is_told_all(examples: tuple[Block, ...], running: Running, tmp_path: Path) -> None:
+    """Scraped as Prometheus does, by what the example says and by its defaults for what it does not."""
+    (tmp_path / ".local" / "state").mkdir(parents=True)
+    (tmp_path / ".local" / "state" / "nap-llm").symlink_to(running.state)
+    (example,) = examples
+    here = example.text.replace("/home/me", str(tmp_path)).replace(
+        urlsplit(ADDRESS).netloc, urlsplit(running.url).netloc
+    )
+    (job,) = yaml.safe_load(here)["scrape_configs"]
+    assert set(job) == {"job_name", "authorization", "static_configs"}
+    ((target,),) = (each["targets"] for each in job["static_configs"])
+    credentials = Path(job["authorization"]["credentials_file"]).read_text().strip()
+    answer = httpx.get(f"http://{target}/metrics", headers={"Authorization": f"Bearer {credentials}"}, timeout=60)
+    assert answer.status_code == 200
+    families = {each.name + "_total" * (each.type == "counter") for each in text_string_to_metric_families(answer.text)}
     assert set(re.findall(r"`((?:nap_llm|process)_\w+)`", SECTION)) == families
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
-import io
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -13,13 +11,18 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from server.app import create_app
 from server.client import Conversation, image
 from server.config import Limits, load_config
+from server.state import TokenStore
 from server.wire.records import TextPart
 from tests.client.scripted import MODEL, Server, call, calls, says
 from tests.conftest import ROOT
+from tests.fixtures.projectors import Seer
 from tests.http.conftest import listening
+from tests.hub_server import playing
 from tests.pictures import JPEG, PNG, WEBP, saved
+from tests.readme import Block, blocks, printed, runs
 
 
 @pytest.mark.parametrize("mime_type", [PNG, JPEG, WEBP])
@@ -59,12 +62,28 @@ async def test_a_tool_may_answer_with_an_image() -> None:
 SECTION = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Images\n")[1].split("\n## ")[0]
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", SECTION, re.DOTALL | re.MULTILINE)
+@runs("Images", 1, 2)
+async def test_the_examples_of_the_readme_run(
+    examples: tuple[Block, ...], seers: dict[str, Seer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection is fetched from a server that plays the hub, where a tiny model is called Gemma; it looks."""
+    configuration, program = examples
+    (tmp_path / "models.toml").write_text(configuration.text)
+    repo, file, mmproj = re.findall(r'huggingface = "(.+):(.+)"\n.*:(.+)"', configuration.text)[0]
+    Path(tmp_path / "hall.jpg").write_bytes(saved(Image.new("RGB", (40, 30), "navy"), JPEG))
+    monkeypatch.chdir(tmp_path)
+    with playing(tmp_path, monkeypatch) as hub:
+        hub.repo, seer = repo, seers["gemma3"]
+        hub.files = {file: seer.model.read_bytes(), mmproj: seer.projector.read_bytes()}
+        config, tokens = load_config(tmp_path / "models.toml"), TokenStore(tmp_path / "state")
+        monkeypatch.setenv("TOKEN", tokens.create("shell", consent="always"))
+        async with listening(create_app(config, tokens=tokens)) as port:
+            said = await asyncio.to_thread(printed, program.at(f"http://127.0.0.1:{port}"), {"__name__": "example"})
+    assert len(said) > 1 and hub.downloads == [None, None]
 
 
 def test_the_tables_of_the_readme_are_connections(tmp_path: Path) -> None:
-    (table,) = blocks("toml")
+    table = blocks()["Images", 1].text
     rows = re.findall(r"^\| [^|]+ \| `([^`]+\.gguf)` \| `([^`]+\.gguf)` \|$", SECTION, re.MULTILINE)
     assert len(rows) == 3
     for number, (source, mmproj) in enumerate(rows):
@@ -75,23 +94,3 @@ def test_the_tables_of_the_readme_are_connections(tmp_path: Path) -> None:
     limits = re.search(r"\(`\[server.limits\]`: ([^)]+)\)", SECTION)
     assert limits is not None
     assert set(re.findall(r"`(\w+)`", limits[1])) == {each.name for each in fields(Limits) if "image" in each.name}
-
-
-async def test_the_example_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOKEN", "secret")
-    monkeypatch.chdir(tmp_path)
-    data = saved(Image.new("RGB", (4, 4)), JPEG)
-    Path("hall.jpg").write_bytes(data)
-    (example,) = blocks("python")
-    server = Server(says("No."))
-
-    def run(port: int) -> str:
-        code = compile(example.replace(":8033", f":{port}"), "README.md", "exec", dont_inherit=True)
-        with contextlib.redirect_stdout(io.StringIO()) as out:
-            exec(code, {"__name__": "example"})
-        return out.getvalue()
-
-    async with listening(server.application()) as port:
-        assert await asyncio.to_thread(run, port) == "No.\n"
-    (asked,) = server.requests
-    assert asked.messages[0].content == (image(data), TextPart("Is there light in this hall?"))

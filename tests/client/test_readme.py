@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import io
 import re
 from typing import Any, get_args
 
@@ -15,17 +13,17 @@ from server.wire.records import NamedTool, TextPart
 from tests.client.scripted import Fragment, Server, call, calls, held, says
 from tests.conftest import ROOT
 from tests.http.conftest import listening
+from tests.readme import ADDRESS, Block, printed, runs
 
-ADDRESS = "http://127.0.0.1:8033"
 SECTION = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Python client\n")[1].split("\n## ")[0]
-EXAMPLES = re.findall(r"^```python\n(.*?)^```$", SECTION, re.DOTALL | re.MULTILINE)
 
 
 def test_the_table_lists_every_stop() -> None:
     assert set(re.findall(r"^\| `(\w+)` \|", SECTION, re.MULTILINE)) - {"stop_reason"} == set(get_args(StopReason))
 
 
-async def test_the_examples_run(monkeypatch: pytest.MonkeyPatch) -> None:
+@runs("Python client", 1, 2, 3, 4, 5)
+async def test_the_examples_run(examples: tuple[Block, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "secret")
     names: dict[str, Any] = {"__name__": "example"}
     server = Server(
@@ -39,16 +37,10 @@ async def test_the_examples_run(monkeypatch: pytest.MonkeyPatch) -> None:
         held(Fragment("text", "Once"), Fragment("text", " upon"), Fragment("text", " a time")),
     )
 
-    def run(example: str) -> str:
-        """What it prints."""
-        code = compile(example.replace(ADDRESS, f"http://127.0.0.1:{port}"), "README.md", "exec", dont_inherit=True)
-        with contextlib.redirect_stdout(io.StringIO()) as out:
-            exec(code, names)
-        return out.getvalue()
-
     async with listening(server.application()) as port:
-        printed = [await asyncio.to_thread(run, each) for each in EXAMPLES]
-    assert printed == ["Hello.stop\n", "22 degrees.\n", "completed\n", "completed\n", "cancelled 16\n"]
+        here = [each.text.replace(ADDRESS, f"http://127.0.0.1:{port}") for each in examples]
+        said = [await asyncio.to_thread(printed, each, names) for each in here]
+    assert said == ["Hello.stop\n", "22 degrees.\n", "completed\n", "completed\n", "cancelled 16\n"]
     _, asked, told, _, by_hand, _, failed, _ = server.requests
     assert asked.tool_choice == NamedTool("get_weather") and asked.tools[0].parameters["required"] == ["city"]
     assert told.messages[-1].content == (TextPart('{"city": "Seoul", "temperature": 22, "unit": "celsius"}'),)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import io
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -12,25 +11,23 @@ from typing import Any
 import pytest
 
 from server.chat.events import BlockDelta, BlockEnd, BlockStart
-from server.config import ConnectionConfig, Route, Source, load_config
+from server.config import ConnectionConfig, Source, load_config
 from server.http.complete import STATUS
 from tests.conftest import ROOT
 from tests.http.conftest import site_of
+from tests.http.test_complete import answer
+from tests.readme import ADDRESS, Block, printed, runs
 
-ADDRESS = "http://127.0.0.1:8033"
 PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
 SECTION = PAGE.split("\n## One request, one response\n")[1].split("\n## ")[0]
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", SECTION, re.DOTALL | re.MULTILINE)
 
 
 SCRIPT = [[["Hello."]], [["call"], ["22 degrees."]], [['{"name":"Ann"}']]]
 PRINTED = ["Hello. stop\n", "22 degrees.\n1\n", '{"name":"Ann"}\n']
 
 
-async def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@runs("One request, one response", 1, 2, 3)
+async def test_the_examples_run(examples: tuple[Block, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     connection = ConnectionConfig("smollm2", "SmolLM2", "SmolLM2", Source(path=tmp_path / "model.gguf"))
     async with site_of(tmp_path, connections=(connection,)) as site:
         monkeypatch.setenv("TOKEN", site.client.headers["authorization"].removeprefix("Bearer "))
@@ -41,17 +38,10 @@ async def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ]
         names: dict[str, Any] = {"__name__": "example"}
 
-        def run(example: str) -> str:
-            """What it prints."""
-            here = example.replace(ADDRESS, f"http://127.0.0.1:{site.port}")
-            code = compile(here, "README.md", "exec", dont_inherit=True)
-            with contextlib.redirect_stdout(io.StringIO()) as out:
-                exec(code, names)
-            return out.getvalue()
-
         engine = site.world.engine
-        for example, turns, printed in zip(blocks("python"), SCRIPT, PRINTED, strict=True):
-            task = asyncio.create_task(asyncio.to_thread(run, example))
+        for example, turns, expected in zip(examples, SCRIPT, PRINTED, strict=True):
+            here = example.text.replace(ADDRESS, f"http://127.0.0.1:{site.port}")
+            task = asyncio.create_task(asyncio.to_thread(printed, here, names))
             for texts in turns:
                 started = asyncio.create_task(engine.run(len(engine.runs)))
                 await asyncio.wait((task, started), return_when=asyncio.FIRST_COMPLETED)
@@ -60,18 +50,27 @@ async def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
                     break
                 (await started).say(*texts)
                 (await started).done(tokens=(1, 2, 3))
-            assert await task == printed
+            assert await task == expected
         second = site.world.chat.conversations[2]
         assert [*second.turns] == [1] and second.messages[2].tool_name == "get_weather"
         assert site.world.chat.conversations[3].schema == names["schema"]
 
 
-def test_the_routes_are_configuration(tmp_path: Path) -> None:
-    (example,) = blocks("toml")
+@runs("One request, one response", 4)
+async def test_the_routes_lead_where_they_say(examples: tuple[Block, ...], tmp_path: Path) -> None:
+    """Of two connections the example names the second, which nothing else would choose."""
+    (example,) = examples
+    tables = "".join(f'[models.{key}]\nmodel = "{key}-1"\nsource.path = "model.gguf"\n' for key in ("first", "smollm2"))
     file = tmp_path / "models.toml"
-    file.write_text(f'[models.smollm2]\nmodel = "m"\nsource.path = "m.gguf"\n{example}', encoding="utf-8")
-    routes = {Route("chat", None), Route("chat", "quick"), Route(None, "quick")}
-    assert load_config(file).routes == dict.fromkeys(routes, "smollm2")
+    file.write_text(tables + example.text, encoding="utf-8")
+    config = load_config(file)
+    wanted = [json.loads(each) for each in re.findall(r"# (\{.+\})$", example.text, re.MULTILINE)]
+    assert len(wanted) == len(config.routes) == 3
+    async with site_of(tmp_path, connections=config.connections, routes=config.routes) as site:
+        assert (await answer(site))["route"]["model"] == "first-1"
+        for members in wanted:
+            route = (await answer(site, **members))["route"]
+            assert (route["model"], route["mode"]) == ("smollm2-1", members.get("mode", "default"))
 
 
 def test_every_failure_has_its_status_there() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import io
 import os
 import re
 import sys
@@ -20,13 +18,9 @@ from server.http.openai import chat, responses
 from server.wire.records import TextPart
 from tests.conftest import ROOT
 from tests.http.openai.conftest import Api, api_of
+from tests.readme import ADDRESS, Block, printed, runs
 
-ADDRESS = "http://127.0.0.1:8033"
 SECTION = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## OpenAI clients\n")[1].split("\n## ")[0]
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", SECTION, re.DOTALL | re.MULTILINE)
 
 
 @pytest_asyncio.fixture
@@ -37,30 +31,24 @@ async def local(tmp_path: Path) -> AsyncIterator[Api]:
         yield api
 
 
-def here(api: Api, example: str) -> str:
-    return example.replace(ADDRESS, f"http://127.0.0.1:{api.site.port}")
+def here(api: Api, example: Block) -> str:
+    return example.text.replace(ADDRESS, f"http://127.0.0.1:{api.site.port}")
 
 
-async def test_the_examples_run(local: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+@runs("OpenAI clients", 1, 2, 3, 4, 5)
+async def test_the_examples_run(examples: tuple[Block, ...], local: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", local.client.api_key)
     names: dict[str, Any] = {"__name__": "example"}
 
-    def run(example: str) -> str:
-        """What it prints."""
-        code = compile(here(local, example), "README.md", "exec", dont_inherit=True)
-        with contextlib.redirect_stdout(io.StringIO()) as out:
-            exec(code, names)
-        return out.getvalue()
-
     local.call("call", city="Seoul", name="get_weather")
     script = [[["Hel", "lo."]], [["call"], ["Warm."]], [['{"name": "Ann", "age": 32}']], [["call"], ["Mild."]], []]
-    printed = []
-    for example, turns in zip(blocks("python"), script, strict=True):
-        task = asyncio.create_task(asyncio.to_thread(run, example))
+    said = []
+    for example, turns in zip(examples, script, strict=True):
+        task = asyncio.create_task(asyncio.to_thread(printed, here(local, example), names))
         for texts in turns:
             await local.says(*texts)
-        printed.append(await task)
-    assert printed == [
+        said.append(await task)
+    assert said == [
         "Hello.",
         "Warm.\n",
         "name='Ann' age=32\n",
@@ -71,8 +59,9 @@ async def test_the_examples_run(local: Api, monkeypatch: pytest.MonkeyPatch) -> 
     assert given[2] == (TextPart("22 degrees in Seoul"),) and given[5] == (TextPart("22 degrees"),)
 
 
-async def test_the_llm_command_line_runs(local: Api, tmp_path: Path) -> None:
-    (configuration,), (command,) = blocks("yaml"), blocks("sh")
+@runs("OpenAI clients", 6, 7)
+async def test_the_llm_command_line_runs(examples: tuple[Block, ...], local: Api, tmp_path: Path) -> None:
+    configuration, command = examples
     directory = tmp_path / "llm"
     directory.mkdir()
     (directory / "extra-openai-models.yaml").write_text(here(local, configuration))
@@ -84,7 +73,7 @@ async def test_the_llm_command_line_runs(local: Api, tmp_path: Path) -> None:
         "PATH": scripts + os.pathsep + os.environ["PATH"],
     }
     process = await asyncio.create_subprocess_shell(
-        command, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
+        command.text, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
     )
     await local.says("Hello.")
     out, _ = await asyncio.wait_for(process.communicate(), 60)
