@@ -13,6 +13,8 @@ import contextlib
 import io
 import re
 import shlex
+import socket
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -91,3 +93,51 @@ def printed(program: str, names: dict[str, Any]) -> str:
     with contextlib.redirect_stdout(io.StringIO()) as out:
         exec(code, names)
     return out.getvalue()
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+class Shell:
+    """A shell in which commands are typed one after the other; what they print, errors too, comes as they print it."""
+
+    MARK = "--- done ---"
+
+    def __init__(self, directory: Path, environment: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            ["bash", "--norc"],
+            cwd=directory,
+            env={**environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, command: str) -> str:
+        """What is printed up to the end of the command; one that fails, fails the test."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{{ {command}\n}} </dev/null; printf '%s %s\\n' '{self.MARK}' $?\n")
+        self._process.stdin.flush()
+        *lines, last = self.until(self.MARK)
+        before, _, status = last.partition(self.MARK)
+        said = "".join([*lines, before])
+        assert status.strip() == "0", said
+        return said
+
+    def until(self, words: str) -> list[str]:
+        """The lines up to one with these words, which a command in the background prints."""
+        assert self._process.stdout is not None
+        lines = [self._process.stdout.readline()]
+        while words not in lines[-1]:
+            assert lines[-1], f"it ended without {words}: {lines}"
+            lines.append(self._process.stdout.readline())
+        return lines
+
+    def close(self) -> None:
+        """Ends it and its commands."""
+        self._process.kill()
+        self._process.communicate()

@@ -29,6 +29,8 @@ from drive import RUN, Nap, OpenAI, Outcome, Server, Workload, _Chunks, ask, per
 from PIL import Image
 from throughput import Load, Target, arrivals, measure, open_loop, started
 
+from tests.readme import Block, runs
+
 
 def chunked(data: bytes, size: int) -> bytes:
     pieces = [data[start : start + size] for start in range(0, len(data), size)]
@@ -642,6 +644,34 @@ def test_one_command_measures_everything_beside_a_peer(
         monkeypatch.setattr(sys, "argv", call)
         assert scripts[call[0]]() == 1
         assert capsys.readouterr().err.endswith(": understood\n")
+
+
+@runs("Measuring", 1)
+def test_the_readmes_command_for_gpus(examples: tuple[Block, ...], gpu_machine: Path) -> None:
+    """What it runs, on a machine that is allowed to have none."""
+    (example,) = examples
+    directory, command = gpu_machine / "benchmarks", example.text.splitlines()[-1].partition("#")[0].strip()
+    _, model, peer = command.split()
+    (directory / peer).parent.mkdir(parents=True)
+    (directory / peer).symlink_to("/bin/true")
+    (directory / model).touch()
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=directory,
+        env={"PATH": f"{gpu_machine / 'tools'}:/usr/bin:/bin", "ALLOW_CPU": "1"},
+        capture_output=True,
+        text=True,
+    )
+    calls = [json.loads(line) for line in (directory / "calls").read_text().splitlines()]
+    assert [*dict.fromkeys(call[0] for call in calls)] == [
+        "throughput.py",
+        "mixed.py",
+        "cancel.py",
+        "overhead.py",
+        "report.py",
+    ]
+    assert all(any(peer in word and model in word for word in call) for call in calls[:8]), "beside the peer"
+    assert done.stderr.endswith("failed: mixed\n"), "as the stand-in has it"
 
 
 @pytest.mark.parametrize("arguments", [(), ("missing.gguf",), ("model file.gguf", "missing-server"), ("1", "2", "3")])

@@ -55,11 +55,13 @@ class Running:
         )
 
 
-def start(directory: Path, smollm2: Path, *options: str, server: str = "", **environment: str) -> Running:
-    """A server; `server` holds lines of its `[server]` table."""
+def start(
+    directory: Path, smollm2: Path, *options: str, server: str = "", model: str = "", **environment: str
+) -> Running:
+    """A server; `server` and `model` hold lines of its `[server]` table and of its model's."""
     file = directory / "models.toml"
-    model = f'[models.smol]\nmodel = "smol"\nsource.path = "{smollm2}"\ncontext_length = 1024\nslots = 2\n'
-    file.write_text(f"[server]\n{server}\n{model}")
+    table = f'[models.smol]\nmodel = "smol"\nsource.path = "{smollm2}"\ncontext_length = 1024\nslots = 2\n'
+    file.write_text(f"[server]\n{server}\n{table}{model}")
     state = directory / "state"
     command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", "--models", str(file), "--state", str(state)]
     process = subprocess.Popen(
