@@ -81,8 +81,9 @@ NAME = "nap-llm-readme"
 @pytest.fixture(params=["stand-in", pytest.param("docker", marks=pytest.mark.timeout(7200))])
 def docker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shell]:
     """A shell in the repository, with a `docker`; the volume of the stand-in's has the model that is served."""
-    environment = checkout.home(tmp_path)
+    environment = dict(os.environ)
     if request.param == "stand-in":
+        environment = checkout.home(tmp_path)
         checkout.stand_in(tmp_path / "tools" / "docker", "tests.fixtures.docker", tmp_path / "docker")
         cache = tmp_path / "docker/volumes" / NAME / "cache"
         cache.mkdir(parents=True)
@@ -120,8 +121,9 @@ def test_the_images_are_built_and_run(
         docker.run(command)
     docker.run(running)
     until = time.monotonic() + 600
-    while docker.run(f"docker inspect --format '{{{{.State.Health.Status}}}}' {NAME}").strip() != "healthy":
-        assert time.monotonic() < until
+    asking = f"docker inspect --format '{{{{.State.Status}}}} {{{{.State.Health.Status}}}}' {NAME}"
+    while (state := docker.run(asking).strip()) != "running healthy":
+        assert state.startswith("running") and time.monotonic() < until, state
         time.sleep(0.2)
     token = docker.run(executing).strip()
     assert generates(f"http://127.0.0.1:{port}", token)
