@@ -23,8 +23,8 @@ from tests.fixtures.projectors import Seer
 from tests.http.conftest import listening
 from tests.readme import ADDRESS, Block, blocks, runs
 
-HEAD, *COMMANDS = (line.partition(" #")[0].strip() for line in blocks()["Measuring", 1].text.splitlines())
-PROGRAMS = [each for each in COMMANDS if each.startswith("python ")]  # the last is run by tests/test_benchmarks.py
+# The last is run by tests/test_benchmarks.py.
+HEAD, *PROGRAMS, ON_GPUS = (line.partition(" #")[0].strip() for line in blocks()["Measuring", 1].text.splitlines())
 SHORT = {
     "throughput.py": "--model tiny --rounds 1 --concurrency 1 --requests 2",
     "mixed.py": "--rounds 1 --streams 1 --idle 0.2",
@@ -66,7 +66,7 @@ async def test_a_command_measures(
     examples: tuple[Block, ...], command: str, tmp_path: Path, seers: dict[str, Seer]
 ) -> None:
     (example,) = examples
-    assert command in example.text
+    assert command in example.text and ON_GPUS.startswith("./gpu.sh ")
     seer = seers["gemma3"]
     connection = ConnectionConfig(
         "tiny", "Tiny", "tiny", Source(path=seer.model), Source(path=seer.projector), context_length=16384, slots=2

@@ -364,5 +364,5 @@ def test_the_cases_against_a_running_server(examples: tuple[Block, ...], served:
         ["bash", "-c", command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0, done.stdout
-    assert re.search(r"^5 passed, 1 skipped", done.stdout, re.MULTILINE), done.stdout
-    assert "LLM-C01 needs" in done.stdout
+    counted = re.search(r"^(\d+) passed, (\d+) skipped", done.stdout, re.MULTILINE)
+    assert counted and int(counted[1]) >= 5 and "LLM-C01 needs" in done.stdout, done.stdout
