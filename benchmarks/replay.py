@@ -68,6 +68,7 @@ class Replay:
 
     def __init__(self, model: llama.Model, vocab: Vocab, template: str | None, text: str, size: int) -> None:
         self._model, self._vocab = model, vocab
+        self._candidates = llama.Candidates(vocab.size)  # one for all answers, as the engine has it
         chat = Model(vocab, template)
         question = Message("user", (TextPart("What do you know of Paris, and how is the weather there?"),))
         self.prepared: Prepared = chat.prepare(Conversation((question,), (TOOL,), "auto"))
@@ -119,7 +120,7 @@ class Replay:
 
     def _start(self) -> tuple[Guard, Callable[[str], object], Callable[[], bool]]:
         assert self.prepared.constraint is not None
-        guard = Guard(self.prepared.constraint, self._model, self._vocab, llama.Candidates(self._vocab.size))
+        guard = Guard(self.prepared.constraint, self._model, self._vocab, self._candidates)
         parser = make_parser(self.prepared.parser)
         names: list[str] = []
 

@@ -5,7 +5,7 @@ What needs Jinja, a vocabulary or a schema runs in helper processes (`HelperPool
 
 from server.chat.conversation import Capabilities, ChatSettings, Conversation, ImageLimits, Prepared
 from server.chat.helpers import HelperPool
-from server.chat.parser import MalformedOutput, Parser, ParserSpec, make_parser, new_call_id
+from server.chat.parser import MalformedOutput, Parser, ParserSpec, make_parser
 
 __all__ = [
     "Capabilities",
@@ -18,5 +18,4 @@ __all__ = [
     "ParserSpec",
     "Prepared",
     "make_parser",
-    "new_call_id",
 ]

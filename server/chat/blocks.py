@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from server.chat.events import BlockDelta, BlockEnd, BlockEvent, BlockKind, BlockStart
 
 
 class Blocks:
-    """Opens and closes blocks and gathers their events. `new_id` makes the ids of calls.
+    """Opens and closes blocks and gathers their events.
 
     White space around text waits until it is known what follows: before a marker it is nobody's.
     """
 
-    def __init__(self, new_id: Callable[[], str]) -> None:
-        self._new_id = new_id
+    def __init__(self) -> None:
         self._events: list[BlockEvent] = []
         self._index = -1
         self._open: BlockKind | None = None
@@ -34,7 +31,7 @@ class Blocks:
         self._index += 1
         self._open = kind
         self.answered |= kind != "thinking"
-        self._events.append(BlockStart(self._index, kind, self._new_id() if kind == "toolCall" else None, name))
+        self._events.append(BlockStart(self._index, kind, name))
 
     def close(self) -> None:
         if self._open is not None:

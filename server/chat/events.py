@@ -12,8 +12,8 @@ BlockKind = Literal["text", "thinking", "toolCall"]
 class BlockStart:
     index: int
     block: BlockKind
-    tool_call_id: str | None = None
     name: str | None = None
+    """Of the tool that a call is to. The call's id is the runtime's own (http-binding)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ Pure Python, for the web process.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +19,7 @@ from server.chat.reader import SPACE, WORD, MalformedOutput, OutputEnded, Reader
 from server.chat.syntax import read_arguments
 from server.chat.syntax.objects import NOTHING, read_json, read_string, value
 
-__all__ = ["MalformedOutput", "Parser", "ParserSpec", "make_parser", "new_call_id"]
+__all__ = ["MalformedOutput", "Parser", "ParserSpec", "make_parser"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +38,16 @@ class ParserSpec:
     lead: str = ""
 
 
-def new_call_id() -> str:
-    """A tool-call id that no other conversation has: `call_` and 144 random bits."""
-    return f"call_{secrets.token_urlsafe(18)}"
-
-
-def make_parser(spec: ParserSpec, new_id: Callable[[], str] = new_call_id) -> Parser:
-    return Parser(spec, new_id)
+def make_parser(spec: ParserSpec) -> Parser:
+    return Parser(spec)
 
 
 class Parser:
     """Reads one output. `feed` it every piece of text, then tell it once how the output ended."""
 
-    def __init__(self, spec: ParserSpec, new_id: Callable[[], str] = new_call_id) -> None:
+    def __init__(self, spec: ParserSpec) -> None:
         self._spec = spec
-        self._blocks = Blocks(new_id)
+        self._blocks = Blocks()
         self._reader = Reader(spec.lead)
         self._failure: str | None = None
         self.ids: list[str] = []

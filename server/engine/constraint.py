@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +46,7 @@ class Guard:
         self._candidates = candidates
         self._candidate = llama.Candidate()
         self._search = Search(constraint) if constraint.markers else None
-        self._behind = {marker.encode(): self._after(marker.encode()) for marker in constraint.markers}
+        self._behind = self._behind_markers(constraint.markers)
         self.active = self._search is None
         self.complete = False
         named = _named_tokens(constraint.grammar, vocab)
@@ -54,6 +54,7 @@ class Guard:
         self.banned = np.array(sorted((vocab.controls - named - markers) | vocab.broken), np.intp)
         self._eog = next(iter(vocab.eog), None)
         self._probes = np.array([*vocab.beginnings, *named], np.int32)
+        self._anything = llama.Candidacy(self._probes)
         self._usual = np.array([vocab.byte_tokens[byte] for byte in _USUAL if byte in vocab.byte_tokens], np.int32)
 
     def allows(self, token: int) -> bool:
@@ -124,7 +125,7 @@ class Guard:
         if behind is None:
             raise ConstraintError("the grammar does not allow its own marker")
         rest, kept = text[marker:], 0
-        trial = behind.clone()
+        trial = behind.clone() if rest else behind
         for place, byte in enumerate(rest):
             token = self._vocab.byte_tokens.get(byte)
             if token is None or not self._candidate.allowed(trial, token):
@@ -141,9 +142,15 @@ class Guard:
         self._look_ahead()
         return len(piece) - (len(rest) - kept)
 
-    def _after(self, text: bytes) -> llama.Sampler | None:
-        """The grammar behind a text, None where it does not begin with it."""
-        grammar = self._grammar.clone()
+    def _behind_markers(self, markers: Sequence[str]) -> dict[bytes, llama.Sampler | None]:
+        """The grammar behind each marker, made while the prompt is prefilled; the last takes the grammar itself."""
+        return {
+            marker.encode(): self._after(self._grammar.clone() if left else self._grammar, marker.encode())
+            for left, marker in zip(reversed(range(len(markers))), markers, strict=True)
+        }
+
+    def _after(self, grammar: llama.Sampler, text: bytes) -> llama.Sampler | None:
+        """The grammar moved on behind a text, None where it does not begin with it."""
         for byte in text:
             token = self._vocab.byte_tokens.get(byte)
             if token is None or not self._candidate.allowed(grammar, token):
@@ -154,7 +161,7 @@ class Guard:
     def _look_ahead(self) -> None:
         # Whether the grammar may end is one cheap question; only then is it worth asking whether it must.
         if self._may_end(self._grammar):
-            self.complete = not self.among(self._probes).any()
+            self.complete = not self._anything.any_allowed(self._grammar)
 
     def _may_end(self, grammar: llama.Sampler) -> bool:
         return self._eog is None or self._candidate.allowed(grammar, self._eog)

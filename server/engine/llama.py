@@ -534,6 +534,28 @@ class Candidate:
         return bool(self._data.logit == 0.0)
 
 
+class Candidacy:
+    """Some tokens, asked about again and again: without numpy, whose code is cold where this is."""
+
+    def __init__(self, tokens: NDArray[np.int32]) -> None:
+        data = np.zeros(len(tokens), candidate)
+        data["id"] = tokens
+        self._asked = data.tobytes()
+        data["logit"] = -np.inf
+        self._refused = data.tobytes()
+        self._buffer = ctypes.create_string_buffer(self._asked, len(self._asked))
+        self._array = C.llama_token_data_array(ctypes.cast(self._buffer, ctypes.POINTER(C.llama_token_data)))
+        self._address = ctypes.addressof(self._array)
+        self._count = len(tokens)
+
+    def any_allowed(self, grammar: Sampler) -> bool:
+        """Whether the grammar allows one of them next."""
+        ctypes.memmove(self._buffer, self._asked, len(self._asked))
+        self._array.size, self._array.selected, self._array.sorted = self._count, -1, False
+        _sampler_apply(grammar._address, self._address)
+        return self._buffer.raw != self._refused
+
+
 def chain(*samplers: Any) -> Sampler:
     """A chain that owns the samplers, applied in order."""
     pointer = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())

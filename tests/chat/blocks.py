@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any, Literal
 
 from server.chat.events import BlockDelta, BlockEnd, BlockEvent, BlockStart
@@ -17,7 +16,6 @@ class Block:
     kind: str
     text: str = ""
     name: str | None = None
-    id: str | None = None
     ended: bool = False
 
     @property
@@ -36,8 +34,8 @@ class Reading:
             if isinstance(event, BlockStart):
                 assert event.index == len(self.blocks)
                 assert not self.blocks or self.blocks[-1].ended
-                assert (event.tool_call_id is not None) == (event.name is not None) == (event.block == "toolCall")
-                self.blocks.append(Block(event.block, name=event.name, id=event.tool_call_id))
+                assert (event.name is not None) == (event.block == "toolCall")
+                self.blocks.append(Block(event.block, name=event.name))
                 continue
             assert isinstance(event, BlockDelta | BlockEnd)
             assert event.index == len(self.blocks) - 1 and not self.blocks[-1].ended
@@ -57,8 +55,7 @@ class Reading:
 
 def read(spec: ParserSpec, pieces: Iterable[str], finish: Literal["stop", "length"] = "stop") -> Reading:
     """Reads the pieces. Raises MalformedOutput."""
-    numbers = count()
-    parser = Parser(spec, lambda: f"call_{next(numbers)}")
+    parser = Parser(spec)
     reading = Reading()
     for piece in pieces:
         reading.take(parser.feed(piece))

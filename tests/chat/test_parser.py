@@ -14,7 +14,7 @@ from server.chat.events import BlockDelta, BlockEnd, BlockStart
 from server.chat.format import Types
 from server.chat.formats import FORMATS
 from server.chat.formats.generic import FORMAT
-from server.chat.parser import MalformedOutput, Parser, ParserSpec, new_call_id
+from server.chat.parser import MalformedOutput, Parser, ParserSpec
 from server.chat.spell import spell
 from tests.chat.blocks import Block, read
 
@@ -77,12 +77,12 @@ def test_text_streams_while_it_comes() -> None:
 
 
 def test_a_call_starts_as_soon_as_its_name_is_known() -> None:
-    parser = Parser(CALLS, lambda: "call_1")
+    parser = Parser(CALLS)
     assert parser.feed('{"tool_calls": [{"name": "get_weather') == []
-    assert parser.feed('", "arg') == [BlockStart(0, "toolCall", "call_1", "get_weather")]
+    assert parser.feed('", "arg') == [BlockStart(0, "toolCall", "get_weather")]
     assert parser.feed('uments": {"city": "Par') == [BlockDelta(0, '{"city": "Par')]
     assert parser.feed('is"}') == [BlockDelta(0, 'is"}')]
-    assert parser.feed('}, {"name": "save_note", ') == [BlockEnd(0), BlockStart(1, "toolCall", "call_1", "save_note")]
+    assert parser.feed('}, {"name": "save_note", ') == [BlockEnd(0), BlockStart(1, "toolCall", "save_note")]
 
 
 @pytest.mark.parametrize(
@@ -162,12 +162,6 @@ def test_a_json_answer_is_kept_as_it_stands() -> None:
     assert read(ParserSpec(FORMAT, json=True), ['{"a": ', "1}"]).of("text") == '{"a": 1}'
     framed = ParserSpec(FORMAT, "allowed", TOOLS, json=True)
     assert read(framed, list('{"response": {"a": "}\\""}}')).of("text") == '{"a": "}\\""}'
-
-
-def test_call_ids_are_unique_and_url_safe() -> None:
-    ids = {new_call_id() for _ in range(1000)}
-    assert len(ids) == 1000
-    assert all(len(id) == 29 and id.startswith("call_") and id.replace("-", "_").isidentifier() for id in ids)
 
 
 def test_a_json_answer_that_looks_like_a_call_is_an_answer() -> None:

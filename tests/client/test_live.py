@@ -18,8 +18,8 @@ from server.state import TokenStore
 from server.wire.records import NamedTool, Requirements, TextPart, WireError
 from tests.http.conftest import Site, listening, site_of
 
-CALL = [BlockStart(0, "toolCall", "raw", "weather"), BlockDelta(0, '{"city": "Rome"}'), BlockEnd(0)]
-BEGUN = [BlockStart(0, "toolCall", "raw", "weather"), BlockDelta(0, '{"city": "Ro')]
+CALL = [BlockStart(0, "toolCall", "weather"), BlockDelta(0, '{"city": "Rome"}'), BlockEnd(0)]
+BEGUN = [BlockStart(0, "toolCall", "weather"), BlockDelta(0, '{"city": "Ro')]
 
 
 def weather(city: str) -> str:
