@@ -18,6 +18,7 @@ import argparse
 import codecs
 import gc
 import json
+import os
 import statistics
 import sys
 import time
@@ -32,6 +33,7 @@ from server.chat.spell import spell
 from server.config import load_config
 from server.engine import Vocab, llama
 from server.engine.constraint import Guard
+from server.engine.memory import huge_pages
 from server.models import fetch
 from server.wire.records import Message, TextPart, Tool
 
@@ -149,6 +151,8 @@ def main() -> int:
     parser.add_argument("--answer", type=Path, help="a file of text")
     parser.add_argument("--templates", nargs="+", choices=TEMPLATES, default=list(TEMPLATES))
     options = parser.parse_args()
+    if "PYTHONMALLOC" not in os.environ:  # memory as the server's processes have it
+        os.execve(sys.executable, [sys.executable, *sys.argv], huge_pages(os.environ))
     model = llama.Model(str(fetch(load_config(ROOT / "models.toml").connections[0].source)), vocab_only=True)
     vocab = Vocab(model)
     text = options.answer.read_text(encoding="utf-8") if options.answer else prose(options.tokens)

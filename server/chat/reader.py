@@ -122,12 +122,14 @@ class Reader:
     def choose(self, literals: Sequence[str]) -> Steps[int | None]:
         """Reads the one of the literals that stands here and returns its index; None where none does."""
         while True:
-            ends = [literal_end(self.buffer, self.at, literal) for literal in literals]
-            for index, end in enumerate(ends):
-                if end is not None:
+            coming = False
+            for index, literal in enumerate(literals):
+                whole, end = walk(self.buffer, self.at, literal)
+                if whole:
                     self.at = end
                     return index
-            if self.ended or not any(may_become(self.buffer, self.at, literal) for literal in literals):
+                coming |= end == len(self.buffer)
+            if self.ended or not coming:
                 return None
             yield
 
@@ -167,25 +169,27 @@ def tokens(literal: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1024)
 def _spaced(literal: str) -> re.Pattern[str]:
-    """A literal with white space before any of its characters."""
-    return re.compile("".join(rf"\s*{re.escape(char)}" for char in "".join(tokens(literal))))
+    """A literal, or as much of it as there is, with white space before any of its characters; a group where all is."""
+    pattern = "()"
+    for char in reversed("".join(tokens(literal))):
+        pattern = rf"(?:\s*{re.escape(char)}{pattern})?"
+    return re.compile(pattern)
 
 
 def walk(text: str, at: int, literal: str) -> tuple[bool, int]:
     """How far `literal` goes along `text`, white space aside, and whether to its end."""
-    for char in "".join(tokens(literal)):
-        space = SPACE.match(text, at)
-        at = space.end() if space else at
-        if not text.startswith(char, at):
-            return False, at
-        at += 1
-    return True, at
+    found = _spaced(literal).match(text, at)
+    assert found is not None
+    if found.lastindex:
+        return True, found.end()
+    space = SPACE.match(text, found.end())
+    return False, space.end() if space else found.end()
 
 
 def literal_end(text: str, at: int, literal: str) -> int | None:
     """Where `literal` ends if it stands at `at`."""
     found = _spaced(literal).match(text, at)
-    return found.end() if found else None
+    return found.end() if found and found.lastindex else None
 
 
 def may_become(text: str, at: int, literal: str) -> bool:

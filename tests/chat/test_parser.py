@@ -145,7 +145,7 @@ def test_a_completed_output_that_breaks_the_format(output: str) -> None:
 def test_truncation_keeps_text_and_ends_no_call() -> None:
     assert read(CALLS, ['{"response": "half'], "length").blocks == [Block("text", "half", ended=True)]
     blocks = read(CALLS, ['{"tool_calls": [{"name": "save_note", "arguments": {"te'], "length").blocks
-    assert blocks == [Block("toolCall", '{"te', "save_note", "call_0")]
+    assert blocks == [Block("toolCall", '{"te', "save_note")]
     assert read(CALLS, ['{"tool_ca'], "length").blocks == []
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 
 from server.chat.format import ANY_TYPE, Tagged, Types
 from server.chat.reader import MalformedOutput, OutputEnded, Reader, Steps, tokens
 from server.chat.spell import json_type
-from server.chat.syntax.objects import NOTHING, value
+from server.chat.syntax.objects import NOTHING, quoted, value
 
 _WRONG = "the arguments of a call are not written as their format has them"
 
@@ -26,7 +25,7 @@ def read_elements(reader: Reader, emit: Callable[[str], None], tags: Tagged, typ
         key, allowed = yield from _key(reader, tags, types)
         if key in seen:
             raise MalformedOutput("a call names an argument twice")
-        emit(f"{', ' if seen else ''}{json.dumps(key, ensure_ascii=False)}: ")
+        emit(f"{', ' if seen else ''}{quoted(key)}: ")
         seen.add(key)
         yield from _value(reader, emit, tags.close, allowed)
     emit("}")
@@ -52,7 +51,7 @@ def _value(reader: Reader, emit: Callable[[str], None], close: str, types: Seque
     markers = [close.rstrip(), close.strip()]
     if types == ("string",):
         emit('"')
-        if (yield from reader.until(markers, lambda text: emit(json.dumps(text, ensure_ascii=False)[1:-1]))) is None:
+        if (yield from reader.until(markers, lambda text: emit(quoted(text)[1:-1]))) is None:
             raise OutputEnded
         emit('"')
         return
@@ -64,7 +63,7 @@ def _value(reader: Reader, emit: Callable[[str], None], close: str, types: Seque
     if found is not NOTHING and json_type(found) in types and json_type(found) != "string":
         emit(text.strip())
     elif "string" in types:
-        emit(json.dumps(text, ensure_ascii=False))
+        emit(quoted(text))
     elif found is not NOTHING:
         emit(text.strip())  # of a type that its schema refuses, and will say so
     else:

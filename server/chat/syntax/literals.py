@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 
 from server.chat.format import ANY_TYPE, Literals, Types
 from server.chat.reader import MalformedOutput, OutputEnded, Reader, Steps
-from server.chat.syntax.objects import NOTHING, decode, value
+from server.chat.syntax.objects import NOTHING, decode, quoted, value
 
 _BARE = re.compile(r"[^\s,\])}\[({:]*\s*")
 _CLOSER = {"{": "}", "[": "]"}
@@ -30,7 +29,7 @@ def read_pairs(
         key = (yield from reader.text_until(notation.pair.strip())).strip()
         if key in seen:
             raise MalformedOutput("a call names an argument twice")
-        emit(f"{', ' if seen else ''}{json.dumps(key, ensure_ascii=False)}: ")
+        emit(f"{', ' if seen else ''}{quoted(key)}: ")
         seen.add(key)
         yield from values.read(types.get(key, types.get(None, ANY_TYPE)))
     emit("}")
@@ -71,7 +70,7 @@ class _Values:
         self._emit('"')
 
     def _say(self, text: str) -> None:
-        self._emit(json.dumps(text, ensure_ascii=False)[1:-1])
+        self._emit(quoted(text)[1:-1])
 
     def _escaped(self, quote: str) -> Steps[None]:
         """The inside of a Python string literal, as the inside of a JSON string."""
@@ -105,7 +104,7 @@ class _Values:
         colon = self._notation.colon
         if self._notation.bare_keys:
             key = yield from self._reader.text_until(colon.strip())
-            self._emit(json.dumps(key.strip(), ensure_ascii=False))
+            self._emit(quoted(key.strip()))
         else:
             yield from self.read(("string",))
             yield from self._reader.expect(colon, "an object is not written as its format has it")
@@ -115,7 +114,7 @@ class _Values:
 def _word(notation: Literals, word: str, types: Sequence[str]) -> str:
     """The JSON of a bare word: a number, one of the notation's (or JSON's) names, or a string where only that fits."""
     if types == ("string",):
-        return json.dumps(word, ensure_ascii=False)
+        return quoted(word)
     for names in (notation.words, ("null", "true", "false")):
         if word in names:
             return ("null", "true", "false")[names.index(word)]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 from server.chat.format import ANY_TYPE, Nested, Types
 from server.chat.kinds import Kinds
 from server.chat.reader import MalformedOutput, OutputEnded, Reader, Steps
 from server.chat.spell import json_type
-from server.chat.syntax.objects import NOTHING, value
+from server.chat.syntax.objects import NOTHING, quoted, value
 
 _DEPTH = 100
 """Elements within elements."""
@@ -48,7 +47,7 @@ class _Elements:
             key = self._opened(tag)
             if key in seen:
                 raise MalformedOutput("a call names an argument twice")
-            self._emit(f"{', ' if seen else ''}{json.dumps(key, ensure_ascii=False)}: ")
+            self._emit(f"{', ' if seen else ''}{quoted(key)}: ")
             seen.add(key)
             yield from self._value(key, kinds(key), depth + 1)
             tag = yield from self._next()
@@ -105,7 +104,7 @@ class _Elements:
         self._emit('"')
 
     def _say(self, text: str) -> None:
-        self._emit(json.dumps(text, ensure_ascii=False)[1:-1])
+        self._emit(quoted(text)[1:-1])
 
 
 def _scalar(text: str, kinds: tuple[str, ...]) -> str:
@@ -119,7 +118,7 @@ def _scalar(text: str, kinds: tuple[str, ...]) -> str:
     if found is not NOTHING and json_type(found) in kinds and json_type(found) != "string":
         return text.strip()
     if "string" in kinds:
-        return json.dumps(text, ensure_ascii=False)
+        return quoted(text)
     if found is NOTHING:
         raise MalformedOutput("an argument of a call is not JSON")
     return text.strip()  # of a type that its schema refuses, and will say so
