@@ -251,11 +251,16 @@ class Scheduler:
         return place, slot
 
     def awaited(self) -> list[tuple[Sequence, Prefix]]:
-        """The sequences whose leader has prefilled what they share: they wait no longer."""
+        """The sequences whose leader has prefilled what they share: they wait no longer.
+
+        At most as many as one step takes: what they share is copied first, and the others can wait for that meanwhile.
+        """
         found = []
+        room = self.chunk
         for sequence in self.running:
             leader = sequence.leader
-            if leader is not None and leader.past >= sequence.shared:
+            if room > 0 and leader is not None and leader.past >= sequence.shared:
+                room -= len(sequence.tokens) - sequence.shared
                 sequence.leader = None
                 found.append((sequence, Prefix(leader.slot, sequence.shared, whole=False)))
         return found

@@ -196,6 +196,18 @@ def test_jobs_that_begin_alike_prefill_it_once() -> None:
     assert second.leader is None and scheduler.awaited() == []
 
 
+def test_what_is_shared_is_copied_to_no_more_at_a_time_than_one_step_takes() -> None:
+    scheduler = Scheduler(slots=6, chunk=64)
+    system = list(range(200))
+    for number in range(6):
+        scheduler.submit(job(number, [*system, *[1000 + number] * 30]))
+    leader, *others = [sequence for sequence, _ in admitted(scheduler)]
+    leader.past = 200
+    assert [sequence for sequence, _ in scheduler.awaited()] == others[:3]
+    assert [other.leader for other in others] == [None, None, None, leader, leader]
+    assert [sequence for sequence, _ in scheduler.awaited()] == others[3:]
+
+
 def test_nobody_waits_for_one_who_waits_where_another_is_as_good() -> None:
     scheduler = Scheduler(slots=4, chunk=64)
     system = list(range(200))
