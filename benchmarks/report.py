@@ -1,11 +1,11 @@
 """Tables and plots of what the other scripts have measured, so that no figure is ever typed.
 
     python benchmarks/report.py chat.json forced.json shared.json --readme README.md
-    python benchmarks/report.py --mixed mixed.json --cancel cancel.json --readme README.md
+    python benchmarks/report.py --mixed mixed.json --images images.json --cancel cancel.json --readme README.md
     python benchmarks/report.py chat.json --plot chat.svg
 
-The tables stand between `<!-- throughput:begin -->` and `<!-- throughput:end -->` (`mixed`, `cancel`) in the file that
-`--readme` names, or are printed.
+The tables stand between `<!-- throughput:begin -->` and `<!-- throughput:end -->` (`mixed`, `images`, `cancel`) in the
+file that `--readme` names, or are printed.
 """
 
 from __future__ import annotations
@@ -91,7 +91,25 @@ def table(reports: Sequence[Mapping[str, Any]]) -> str:
 
 def mixed_table(found: Mapping[str, Any]) -> str:
     """What mixed.py measured: running answers and a long prompt, each beside the other and alone."""
-    heads = ["server", "p95 inter-token alone", "beside the prompt", "ratio", "TTFT alone", "beside answers", "ratio"]
+    tokens = round(next(iter(found["targets"].values()))["prompt_tokens"]["median"])
+    return _beside(found, f"a fresh prompt of {tokens:,} tokens", "the prompt")
+
+
+def images_table(found: Mapping[str, Any]) -> str:
+    """What images.py measured: the same of a question about an image, and when one that was given up is settled."""
+    text = _beside(found, "a question about a fresh image", "the image")
+    for name, given_up in found["cancels"].items():
+        settled, server = (
+            f"{given_up[key]['p50']:.1f} (maximum {given_up[key]['max']:.1f})"
+            for key in ("settled_ms", "server_settled_ms")
+        )
+        text += f"\n{name}: {given_up['cancelled']} images given up on their way were settled in {settled} ms, "
+        text += f"by the server's clock {server}.\n"
+    return text
+
+
+def _beside(found: Mapping[str, Any], disturbance: str, short: str) -> str:
+    heads = ["server", "p95 inter-token alone", f"beside {short}", "ratio", "TTFT alone", "beside answers", "ratio"]
     rows = [
         [
             name,
@@ -104,11 +122,8 @@ def mixed_table(found: Mapping[str, Any]) -> str:
         ]
         for name, figures in found["targets"].items()
     ]
-    tokens = round(next(iter(found["targets"].values()))["prompt_tokens"]["median"])
-    text = (
-        f"{found['streams']} running answers and a fresh prompt of {tokens:,} tokens, {found['rounds']} rounds; times"
-    )
-    return f"{text} in milliseconds.\n\n{_grid(heads, rows)}"
+    text = f"{found['streams']} running answers and {disturbance}, {found['rounds']} rounds; times in milliseconds."
+    return f"{text}\n\n{_grid(heads, rows)}"
 
 
 def cancel_table(found: Mapping[str, Any]) -> str:
@@ -238,6 +253,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, nargs="*", help="files that throughput.py wrote with --out")
     parser.add_argument("--mixed", type=Path, help="a file that mixed.py wrote")
+    parser.add_argument("--images", type=Path, help="a file that images.py wrote")
     parser.add_argument("--cancel", type=Path, help="a file that cancel.py wrote")
     parser.add_argument("--readme", type=Path, help="write the tables between this file's markers")
     parser.add_argument("--plot", type=Path, help="draw the figures of a single file (PNG or SVG)")
@@ -249,6 +265,8 @@ def main() -> int:
         tables = {"throughput": table(reports)} if reports else {}
         if options.mixed:
             tables["mixed"] = mixed_table(_read(options.mixed))
+        if options.images:
+            tables["images"] = images_table(_read(options.images))
         if options.cancel:
             tables["cancel"] = cancel_table(_read(options.cancel))
         if not tables:

@@ -311,6 +311,8 @@ def test_what_mixed_and_cancel_found_is_written_too(tmp_path: Path, monkeypatch:
         },
     }
     figures = {"p50": 1.0, "p95": 2.0, "p99": 3.0, "max": 4.5}
+    given_up = {"cancelled": 19, "settled_ms": figures, "server_settled_ms": {"p50": 0.6, "max": 2.7}}
+    images = {**mixed, "cancels": {"ours": given_up}}
     cancel = {
         "trials": 200,
         "prefill_ms": 4000.4,
@@ -318,16 +320,19 @@ def test_what_mixed_and_cancel_found_is_written_too(tmp_path: Path, monkeypatch:
         "disconnect": {"settled_ms": figures, "next_ttft_ms": figures},
         "leaks": {"none": True},
     }
+    tables = {"mixed": mixed, "images": images, "cancel": cancel}
     file = tmp_path / "README.md"
-    file.write_text("".join(f"<!-- {name}:begin -->\n<!-- {name}:end -->\n" for name in ("mixed", "cancel")))
-    for name, found in (("mixed", mixed), ("cancel", cancel)):
+    file.write_text("".join(f"<!-- {name}:begin -->\n<!-- {name}:end -->\n" for name in tables))
+    for name, found in tables.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(found))
-    given = [f"--{name}={tmp_path / name}.json" for name in ("mixed", "cancel")]
+    given = [f"--{name}={tmp_path / name}.json" for name in tables]
     monkeypatch.setattr("sys.argv", ["report.py", *given, f"--readme={file}"])
     assert report.main() == 0
     content = file.read_text()
     assert "| ours | 20.0 | 40.1 | 2.00 (1.50 to 2.50) | 4000 | 8001 | 2.00 (1.50 to 2.50) |" in content
     assert "a fresh prompt of 2,005 tokens" in content
+    assert "ours: 19 images given up on their way were settled in 1.0 (maximum 4.5) ms" in content
+    assert "by the server's clock 0.6 (maximum 2.7)." in content
     assert "| cancel: settled, the server's clock | 1.0 | 2.0 | 3.0 | 4.5 |" in content
     assert "| disconnect: next TTFT | 1.0 | 2.0 | 3.0 | 4.5 |" in content
     assert "Nothing stayed behind." in content
