@@ -157,7 +157,7 @@ def _hex(digits: str) -> int | None:
 def value(text: str) -> object:
     """The JSON value a text is, or `NOTHING`."""
     try:
-        found: object = json.loads(text, parse_constant=_no_constant)
+        found: object = _DECODER.decode(text)
     except (ValueError, RecursionError):
         return NOTHING
     return found
@@ -165,3 +165,6 @@ def value(text: str) -> object:
 
 def _no_constant(name: str) -> object:
     raise ValueError(name)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
