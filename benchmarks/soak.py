@@ -3,7 +3,8 @@
     python benchmarks/soak.py --target nap:http://127.0.0.1:8033 --token "$TOKEN" --pid "$(pgrep -of 'nap-llm serve')"
 
 Chats, JSON answers and forced calls of a few tokens, one in eight given up on its way; resident memory of the server's
-processes together (MiB; what they share is counted once for each) at every eighth of the run.
+processes (MiB; what they share is counted once for each) at every eighth of the run: of all together, of the web
+process, and of those that it started.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from drive import Server, Stream, Workload, server, start_body
 KINDS = ("chat", "json", "forced", "shared")
 
 
-def resident(pid: int) -> float:
-    """MiB of a process and all that it started."""
+def resident(pid: int) -> list[float]:
+    """MiB of a process and all that it started: together, and each."""
     tree = psutil.Process(pid)
-    return float(sum(each.memory_info().rss for each in [tree, *tree.children(recursive=True)]) / 2**20)
+    each = [process.memory_info().rss / 2**20 for process in [tree, *tree.children(recursive=True)]]
+    return [round(size, 1) for size in (sum(each), *each)]
 
 
 async def generate(asked: Server, workloads: list[Workload], number: int, chance: random.Random) -> str:
@@ -48,14 +50,14 @@ async def run(options: argparse.Namespace) -> dict[str, object]:
     workloads = [Workload(kind) for kind in KINDS]
     numbers = iter(range(options.generations))
     ends: Counter[str] = Counter()
-    held: dict[int, float] = {}
+    held: dict[int, list[float]] = {}
     every = max(1, options.generations // 8)
 
     async def caller() -> None:
         for number in numbers:
             ends[await generate(asked, workloads, number, chance)] += 1
             if number % every == every - 1:
-                held[number + 1] = round(resident(options.pid), 1)
+                held[number + 1] = resident(options.pid)
 
     await asyncio.gather(*(caller() for _ in range(options.concurrency)))
     return {"generations": options.generations, "ends": dict(ends), "resident_mib": held}
