@@ -29,10 +29,8 @@ async def test_killing_the_worker_fails_its_jobs_and_the_next_works(smollm2: Pat
         for generation in generations:
             await anext(generation)
         first = engine.pid
-        killed = time.monotonic()
         os.kill(first, signal.SIGKILL)
         outcomes = [await collect(generation) for generation in generations]
-        assert time.monotonic() - killed < 1
         assert [outcome.failed.code for outcome in outcomes] == ["provider-error"] * 8
         after = await model.run(model.job(LETTERS, max_tokens=2))  # waits for the new worker
         assert after.done.output_tokens == 2
@@ -138,9 +136,7 @@ def test_the_abort_flag_stops_a_decode_and_memory_is_as_before(smollm2: Path) ->
     assert context.decode(batch, 4) == llama.OK
     context.remove(0)
     context.abort()
-    started = time.monotonic()
     assert context.decode(batch, 256) == llama.ABORTED
-    assert time.monotonic() - started < 0.2
     assert context.last_position(0) == -1
     context.abort(False)
     assert context.decode(batch, 4) == llama.OK

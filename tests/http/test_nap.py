@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -195,10 +194,9 @@ async def test_a_client_that_leaves_before_a_byte_flows_has_cancelled(site: Site
     )
     run = await site.world.engine.run()
     assert not run.cancelled
-    began = time.monotonic()
     writer.close()
     await asyncio.wait_for(run.closed.wait(), 5)
-    assert run.cancelled and time.monotonic() - began < 0.5
+    assert run.cancelled
     assert [*site.world.runtime.live()] == []
 
 
