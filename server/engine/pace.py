@@ -4,11 +4,10 @@ from __future__ import annotations
 
 _LEAST = 8
 """Tokens a step: prompts always make progress."""
-_FEWER, _MORE = 0.75, 1.25
 _SMOOTH = 0.2
 """Weight of a new step in the moving average."""
 _STALL = 1.5
-"""What one step counts for at most, of the average: one that something else on the machine held up is not the pace."""
+"""What one step counts for at most, of the average: one that something else on the machine held up tells little."""
 _PAIR = 0.8
 """Of the chunk, what a step with an image and the next one take together: the former has a cost of its own beside."""
 
@@ -16,14 +15,15 @@ _PAIR = 0.8
 class Pace:
     """The chunk that slows running answers down by no more than `slowdown`.
 
-    A control loop without a model of the machine: steps that decode alone give the pace of the answers; a step that
-    also prefills and takes longer than `slowdown` times that makes the next chunk smaller, one well below it larger.
+    Steps that decode alone give the pace of the answers, those that also prefill what a prompt token costs beside them;
+    the chunk is what may be spent, by that cost. It follows a prompt that becomes costlier the longer it is.
     """
 
     def __init__(self, most: int, slowdown: float) -> None:
         self._most = most
         self._slowdown = slowdown
         self._alone: dict[int, float] = {}
+        self._cost: float | None = None
         self._chunk = float(max(_LEAST, most // 2))
 
     @property
@@ -42,11 +42,12 @@ class Pace:
             return
         alone = self._alone.get(decoding)
         if not prefilling:
-            if alone is not None:
-                seconds = alone + _SMOOTH * (min(seconds, _STALL * alone) - alone)
-            self._alone[decoding] = seconds
+            self._alone[decoding] = _averaged(alone, seconds)
         elif alone and prefilling * 2 > self.chunk:  # a step with little to prefill tells nothing of a full one
-            if seconds > self._slowdown * alone:
-                self._chunk = max(float(_LEAST), self._chunk * _FEWER)
-            elif seconds < 0.8 * self._slowdown * alone:
-                self._chunk = min(float(self._most), self._chunk * _MORE)
+            self._cost = _averaged(self._cost, max(1e-6, (seconds - alone) / prefilling))
+            chunk = (self._slowdown - 1) * alone / self._cost
+            self._chunk = min(max(chunk, float(_LEAST)), float(self._most))
+
+
+def _averaged(average: float | None, new: float) -> float:
+    return new if average is None else average + _SMOOTH * (min(new, _STALL * average) - average)

@@ -88,15 +88,17 @@ class Flight:
         return self._lost >= _ABORT_FROM and 2 * self._lost >= self._total
 
 
-class Viewed(NamedTuple):
-    """A step with an image, and whether it took only as much of it as the pace allows."""
+class Before(NamedTuple):
+    """A step that running answers had no part in: with an image or with prompts, and whether it took only as much as
+    the pace allows."""
 
     tokens: int
     seconds: float
-    cut: bool
+    image: bool = False
+    cut: bool = True
 
 
-_NOTHING = Viewed(0, 0.0, cut=True)
+_NOTHING = Before(0, 0.0)
 
 
 class Sight:
@@ -185,8 +187,11 @@ class Worker:
         self._cores = threads, threads if on_gpu else max(1, threads - half)
         self._encoding = False
         self._stalled = False
-        self._viewed: Viewed | None = None
-        """The step before this one, if it was one with an image."""
+        self._apart = plan.split
+        """Whether a step takes either answers or prompts. Where sequences have cells of their own, those of one
+        micro-batch attend over as many each as the longest of them has."""
+        self._before: Before | None = None
+        """The step before this one, if answers waited for it."""
         self._candidates = llama.Candidates(self._vocab.size)
         self._asked = llama.Candidates(self._vocab.size)
         self._scheduler = Scheduler(
@@ -394,26 +399,32 @@ class Worker:
 
     def _step(self) -> None:
         # In the order of slots: a split KV cache takes neighbours together.
-        viewed = self._viewed
-        plan = sorted(self._scheduler.plan(viewed and viewed.tokens), key=lambda entry: entry[0].slot.id)
+        before = self._before
+        plan = sorted(self._scheduler.plan(before and before.tokens), key=lambda entry: entry[0].slot.id)
         view = self._scheduler.view() if self._sight is not None else None
         self._stalled = not plan and view is None
-        if view is not None and not (plan and viewed):  # in turn with tokens
+        if view is not None and not (plan and before):  # in turn with tokens
             self._view(*view)
             return
         if not plan:
             return
+        prompts = [entry for entry in plan if entry[0].remaining > 1]
+        waited = self._apart and 0 < len(prompts) < len(plan) and before is None
+        if waited:
+            plan = prompts
+        elif self._apart and before is not None and not before.image:
+            plan = [entry for entry in plan if entry[0].remaining == 1] or plan
         # An image that waits for its steps is a prompt too; and while one is encoded there are fewer cores.
-        drafts = self._draft(plan) if view is None and not self._encoding else {}
+        drafts = self._draft(plan) if view is None and before is None and not self._encoding else {}
         count, rows, due = self._fill(plan, drafts)
         if not self._take_off({sequence.job.id: tokens for sequence, tokens in plan}):
             return
         began = time.monotonic()
         result = self._decode(count)
         self._land()
-        self._viewed = None
+        seconds = time.monotonic() - began
+        self._before = Before(count, seconds) if waited and result == llama.OK else None
         if result == llama.OK:
-            seconds = time.monotonic() - began
             decoding = sum(sequence.remaining == 1 for sequence, _ in plan)
             for sequence, tokens in plan:
                 sequence.past += tokens
@@ -428,7 +439,7 @@ class Worker:
             drafted = sum(map(len, drafts.values()))
             if not self._encoding:  # which makes steps slower
                 if not drafted:
-                    cut = viewed if viewed is not None and viewed.cut else _NOTHING
+                    cut = before if before is not None and before.cut else _NOTHING
                     self._scheduler.pace.note(decoding, count - decoding + cut.tokens, seconds + cut.seconds)
                 if self._speculation is not None and decoding == len(plan):
                     self._speculation.note(decoding, drafted, confirmed, seconds)
@@ -523,7 +534,8 @@ class Worker:
             causal=sight.projector.causal,
         )
         self._land()
-        self._viewed = Viewed(end - begin, time.monotonic() - began, sight.projector.causal)
+        seconds = time.monotonic() - began
+        self._before = Before(end - begin, seconds, image=True, cut=sight.projector.causal)
         if result != llama.OK:
             self._recover(result, [sequence])
             return

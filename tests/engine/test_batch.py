@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,6 +56,36 @@ def test_idle_slots_are_forgotten_before_anyone_steps_aside(bench: Bench, letter
     assert bench.outputs[2].decode() == bench.outputs[3].decode() == NEXT * 10
     assert [end.output_tokens for end in bench.ends.values() if isinstance(end, Done)] == [40, 40, 40]
     assert not idle.tokens  # three times 93 tokens do not fit 256 cells
+
+
+def test_with_cells_of_their_own_answers_and_prompts_take_steps_in_turn(smollm2: Path, letters: array[int]) -> None:
+    bench = Bench(smollm2, context_length=200, speculation=False)
+    worker, steps, notes = bench.worker, [], []
+    assert worker._apart
+    decode, note = worker._context.decode, worker._scheduler.pace.note
+
+    def noted(batch: llama.Batch, count: int) -> int:
+        steps.append(dict(Counter(batch.sequence[:count].tolist())))
+        return decode(batch, count)
+
+    worker._context.decode = noted  # type: ignore[method-assign]
+    worker._scheduler.pace.note = lambda *noted: notes.append(noted) or note(*noted)  # type: ignore[method-assign]
+    for number in (1, 2):
+        bench.submit(number, letters, 40)
+    while len(worker._samplers) < 2 or any(sequence.output < 4 for sequence in worker._scheduler.running):
+        worker.turn()
+    first, second = (sequence.slot.id for sequence in worker._scheduler.running)
+    answers = {first: 1, second: 1}
+    steps.clear(), notes.clear()
+    worker._scheduler.pace._chunk = 16.0
+    bench.submit(3, letters, 2)
+    bench.run()
+    prompts = [place for place, step in enumerate(steps) if max(step.values()) > 1]
+    assert len(prompts) >= 3 and all(len(steps[place]) == 1 for place in prompts)
+    assert all(steps[place + 1] == answers for place in prompts[:-1])
+    paced = [prefilled for decoding, prefilled, _ in notes if prefilled]
+    assert [sum(steps[place].values()) for place in prompts][: len(paced)] == paced, "both steps count, for the pace"
+    assert [bench.outputs[number].decode() for number in (1, 2)] == [NEXT * 10] * 2
 
 
 def test_an_aborted_step_is_done_again_for_the_survivors(bench: Bench, letters: array[int]) -> None:
