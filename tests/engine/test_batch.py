@@ -83,7 +83,7 @@ def test_with_cells_of_their_own_answers_and_prompts_take_steps_in_turn(smollm2:
     prompts = [place for place, step in enumerate(steps) if max(step.values()) > 1]
     assert len(prompts) >= 3 and all(len(steps[place]) == 1 for place in prompts)
     assert all(steps[place + 1] == answers for place in prompts[:-1])
-    paced = [prefilled for decoding, prefilled, _ in notes if prefilled]
+    paced = [prefilled for decoding, prefilled, _ in notes if decoding and prefilled]
     assert [sum(steps[place].values()) for place in prompts][: len(paced)] == paced, "both steps count, for the pace"
     assert [bench.outputs[number].decode() for number in (1, 2)] == [NEXT * 10] * 2
 
