@@ -148,7 +148,9 @@ class Bench:
                 unfinished.difference_update(id for id, _ in step.ended)
             return sum(tokens for step in said for _, _, tokens in step.output)
 
-        while waiting and len(unfinished) == len(jobs):
+        running = self.worker._scheduler.running
+        # What a grammar forces at the beginning is said before the prompt is prefilled.
+        while (waiting or any(each.past < len(each.job.tokens) for each in running)) and len(unfinished) == len(jobs):
             see(self.turn())
         clock, done, tokens = Clock(), 0, 0
         with timing(clock, self.worker):

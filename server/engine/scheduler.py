@@ -71,6 +71,11 @@ class Sequence:
         return (end if end < self.edge else self.edge) - self.past
 
     @property
+    def prefilling(self) -> bool:
+        """Whether more of its prompt is still to be decoded than a token. (What a grammar forces is of the answer.)"""
+        return self.remaining > 1 and self.past < len(self.job.tokens)
+
+    @property
     def position(self) -> int:
         """Where the next token stands."""
         return self.past - self.lag

@@ -408,12 +408,12 @@ class Worker:
             return
         if not plan:
             return
-        prompts = [entry for entry in plan if entry[0].remaining > 1]
+        prompts = [entry for entry in plan if entry[0].prefilling]
         waited = self._apart and 0 < len(prompts) < len(plan) and before is None
         if waited:
             plan = prompts
         elif self._apart and before is not None and not before.image:
-            plan = [entry for entry in plan if entry[0].remaining == 1] or plan
+            plan = [entry for entry in plan if not entry[0].prefilling] or plan
         # An image that waits for its steps is a prompt too; and while one is encoded there are fewer cores.
         drafts = self._draft(plan) if view is None and before is None and not self._encoding else {}
         count, rows, due = self._fill(plan, drafts)

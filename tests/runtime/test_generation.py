@@ -156,7 +156,7 @@ async def test_interleaved_calls_keep_order_and_coalesce_by_block(world: World) 
     assert len(deltas) == 9
 
 
-async def test_call_ids_are_unique(world: World) -> None:
+async def test_call_ids_are_the_runtimes_own(world: World) -> None:
     world.chat.script["x"] = CALL
     ids = set()
     for id in ("a", "b"):
