@@ -60,7 +60,7 @@ class Shell:
             "handle": self.handle,
             "messages": [{"role": "user", "content": [{"type": "text", "text": "Lights!"}]}],
             "tools": [{"name": "switch", "parameters": parameters}],
-            "toolChoice": "required",
+            "toolChoice": {"type": "tool", "name": "switch"},  # one call: a small model offered more makes them
         }
         return {"type": "llm.generate", "id": id, "request": request}
 
