@@ -55,7 +55,8 @@ class Shell:
     def switches(self, id: str, count: int) -> dict[str, Any]:
         """A generation of so many values, no fewer and no more, whatever the model would rather say."""
         switches = {"type": "array", "items": {"type": "boolean"}, "minItems": count, "maxItems": count}
-        parameters = {"type": "object", "properties": {"switches": switches}, "required": ["switches"]}
+        parameters: dict[str, Any] = {"type": "object", "properties": {"switches": switches}, "required": ["switches"]}
+        parameters["additionalProperties"] = False  # or the model may write any others, until the context is full
         request = {
             "handle": self.handle,
             "messages": [{"role": "user", "content": [{"type": "text", "text": "Lights!"}]}],
