@@ -298,8 +298,8 @@ class Scheduler:
         """The next step: every decoding sequence's one token, then the chunk, shared by those in prefill.
 
         Sharing it keeps a short prompt from waiting behind a long one. Beside decoding sequences the chunk is as large
-        as their pace allows, less what the step before took where that was an image's (`viewed` tokens); where more
-        wait than decode, those come first in the measure of their number.
+        as their pace allows, less what the step before took where they waited for that too (`viewed` tokens, of an
+        image or of prompts); where more wait than decode, those come first in the measure of their number.
         """
         awake = [s for s in self.running if not s.parked and s.leader is None]
         decoding = [(s, 1) for s in awake if s.remaining == 1]

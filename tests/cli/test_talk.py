@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import signal
 from collections.abc import AsyncGenerator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -103,11 +103,21 @@ async def test_history_grows_turn_by_turn(capsys: pytest.CaptureFixture[str]) ->
     )
 
 
-async def test_a_failed_turn_leaves_no_trace_in_the_history(capsys: pytest.CaptureFixture[str]) -> None:
-    client = Scripted([Delta("g", 0, "start", "text", 0), WireError("timeout", "too late")], text("two"))
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ([Delta("g", 0, "start", "text", 0), WireError("timeout", "too late")], "timeout: too late"),
+        ([WireError("quota-exceeded", "too long", reason="context")], "does not fit"),
+    ],
+    ids=["timeout", "context"],
+)
+async def test_a_failed_turn_leaves_no_trace_in_the_history(
+    answer: list[Any], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = Scripted(answer, text("two"))
     talk = conversation(client)
     assert await talk.turn("first") == 1
-    assert "timeout: too late" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
     assert await talk.turn("second") == 0
     assert client.asked[1].messages == (Message("user", (TextPart("second"),)),)
 
@@ -193,15 +203,6 @@ async def test_calls_whose_answer_failed_wait_for_results_again() -> None:
         *client.asked[1].messages[:2],
         Message("toolResult", (TextPart("red"),), tool_call_id="c1", tool_name="look"),
     )
-
-
-async def test_a_conversation_too_long_for_the_model_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    client = Scripted([WireError("quota-exceeded", "too long", reason="context")], text("two"))
-    talk = conversation(client)
-    assert await talk.turn("first") == 1
-    assert "does not fit" in capsys.readouterr().err
-    assert await talk.turn("second") == 0
-    assert client.asked[1].messages == (Message("user", (TextPart("second"),)),)
 
 
 async def test_an_interrupt_cancels_the_turn_alone(capsys: pytest.CaptureFixture[str]) -> None:
