@@ -15,7 +15,7 @@ from typing import Literal
 from server.chat.blocks import Blocks
 from server.chat.events import BlockEvent
 from server.chat.format import AGAIN, ARGUMENTS, NAME, Calls, Format, Frame, Literals, Nested, Slot, Tagged, Types
-from server.chat.reader import SPACE, WORD, MalformedOutput, OutputEnded, Reader, Steps, literal_end, may_become, walk
+from server.chat.reader import SPACE, WORD, MalformedOutput, OutputEnded, Reader, Steps, walk
 from server.chat.syntax import read_arguments
 from server.chat.syntax.objects import NOTHING, read_json, read_string, value
 
@@ -286,6 +286,7 @@ def _arguments_stand(text: str, at: int, calls: Calls, after: str) -> bool | Non
             return True
         case _:
             openings = ["{"]
-    if any(literal_end(text, at, opening) is not None for opening in openings):
+    walked = [walk(text, at, opening) for opening in openings]
+    if any(whole for whole, _ in walked):
         return True
-    return None if any(may_become(text, at, opening) for opening in openings) else False
+    return None if any(end == len(text) for _, end in walked) else False

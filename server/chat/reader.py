@@ -184,14 +184,3 @@ def walk(text: str, at: int, literal: str) -> tuple[bool, int]:
         return True, found.end()
     space = SPACE.match(text, found.end())
     return False, space.end() if space else found.end()
-
-
-def literal_end(text: str, at: int, literal: str) -> int | None:
-    """Where `literal` ends if it stands at `at`."""
-    found = _spaced(literal).match(text, at)
-    return found.end() if found and found.lastindex else None
-
-
-def may_become(text: str, at: int, literal: str) -> bool:
-    whole, end = walk(text, at, literal)
-    return whole or end == len(text)
