@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 
+from server.wire import quoted
 from server.wire.records import Delta
 
 HEADERS = (
@@ -12,8 +12,6 @@ HEADERS = (
     (b"cache-control", b"no-store"),
 )
 COMMENT = b":\n\n"
-
-_quote = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def event(envelope: bytes, name: str = "") -> bytes:
@@ -35,7 +33,7 @@ class DeltaWriter:
     """Deltas of one generation as events. What they have in common is written once."""
 
     def __init__(self, request_id: str) -> None:
-        self._head = f'data: {{"type":"llm.delta","requestId":{_quote(request_id)},"sequence":'
+        self._head = f'data: {{"type":"llm.delta","requestId":{quoted(request_id)},"sequence":'
 
     def write(self, deltas: Iterable[Delta]) -> bytes:
         head = self._head
@@ -45,9 +43,9 @@ class DeltaWriter:
                 f'{head}{each.sequence},"event":"{each.event}","block":"{each.block}","blockIndex":{each.block_index}'
             )
             if each.text is not None:
-                line += f',"text":{_quote(each.text)}'
+                line += f',"text":{quoted(each.text)}'
             elif each.tool_call_id is not None:
-                line += f',"toolCallId":{_quote(each.tool_call_id)},"name":{_quote(each.name or "")}'
+                line += f',"toolCallId":{quoted(each.tool_call_id)},"name":{quoted(each.name or "")}'
             lines.append(line)
         lines.append("")
         return _plain_lines("}\n\n".join(lines).encode())

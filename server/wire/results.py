@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from server.wire.records import (
@@ -16,6 +17,9 @@ from server.wire.records import (
     Usage,
     WireError,
 )
+
+quoted: Callable[[str], str] = json.JSONEncoder(ensure_ascii=False).encode
+"""A text as a JSON string. (`json.dumps` makes an encoder at each call that is not all defaults.)"""
 
 
 def encode(envelope: dict[str, Any]) -> bytes:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from server.chat.format import ANY_TYPE, Tagged, Types
 from server.chat.reader import MalformedOutput, OutputEnded, Reader, Steps, tokens
 from server.chat.spell import json_type
-from server.chat.syntax.objects import NOTHING, quoted, value
+from server.chat.syntax.objects import NOTHING, value
+from server.wire import quoted
 
 _WRONG = "the arguments of a call are not written as their format has them"
 

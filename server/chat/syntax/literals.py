@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from server.chat.format import ANY_TYPE, Literals, Types
 from server.chat.reader import MalformedOutput, OutputEnded, Reader, Steps
-from server.chat.syntax.objects import NOTHING, decode, quoted, value
+from server.chat.syntax.objects import NOTHING, decode, value
+from server.wire import quoted
 
 _BARE = re.compile(r"[^\s,\])}\[({:]*\s*")
 _CLOSER = {"{": "}", "[": "]"}

@@ -8,7 +8,8 @@ from server.chat.format import ANY_TYPE, Nested, Types
 from server.chat.kinds import Kinds
 from server.chat.reader import MalformedOutput, OutputEnded, Reader, Steps
 from server.chat.spell import json_type
-from server.chat.syntax.objects import NOTHING, quoted, value
+from server.chat.syntax.objects import NOTHING, value
+from server.wire import quoted
 
 _DEPTH = 100
 """Elements within elements."""

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from server.chat.reader import MalformedOutput, Reader, Steps
 
@@ -17,9 +16,6 @@ _TEXT = re.compile(r'"(?:[^"\\]|\\.)*"')
 _WORD = re.compile(r"[-+.0-9A-Za-z]*")
 _CLOSER = {"{": "}", "[": "]"}
 _ESCAPES = {'"': '"', "'": "'", "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
-
-quoted: Callable[[Any], str] = json.JSONEncoder(ensure_ascii=False).encode
-"""A text as a JSON string. (`json.dumps` makes an encoder at each call that is not all defaults.)"""
 
 NOTHING = object()
 """What `value` says of text that is no JSON."""
