@@ -121,6 +121,8 @@ class ConnectionConfig:
     source: Source
     mmproj: Source | None = None
     """The GGUF of the projector that lets the model see images; None: it reads text only."""
+    draft: Source | None = None
+    """The GGUF of a smaller model that drafts what this one then confirms."""
     context_length: int = 0
     slots: int = 0
     threads: int = 0
@@ -151,11 +153,20 @@ class ConnectionConfig:
     """Whether a loop of tool calls may go on without the reasoning that led to the calls, which the wire cannot carry:
     "dropped" goes on, "required" refuses it."""
 
-    def spec(self, path: Path, *, queue: int, patience: float = 0.0, projector: Path | None = None) -> ModelSpec:
-        """How the engine's worker loads this connection's model from `path`, with the projector from its own."""
+    def spec(
+        self,
+        path: Path,
+        *,
+        queue: int,
+        patience: float = 0.0,
+        projector: Path | None = None,
+        draft: Path | None = None,
+    ) -> ModelSpec:
+        """How the engine's worker loads this connection's model from `path`, and what belongs to it from its own."""
         return ModelSpec(
             path=str(path),
             projector=None if projector is None else str(projector),
+            draft=None if draft is None else str(draft),
             context_length=self.context_length,
             slots=self.slots,
             threads=self.threads,
@@ -321,6 +332,7 @@ def _connection(key: str, table: _Table, directory: Path) -> ConnectionConfig:
         model=model,
         source=_source(table.table("source", required=True), directory),
         mmproj=_source(table.table("mmproj"), directory) if "mmproj" in table.unread else None,
+        draft=_source(table.table("draft"), directory) if "draft" in table.unread else None,
         context_length=table.integer("context_length", 0, 0, 2**24),
         slots=table.integer("slots", 0, 0, 256),
         threads=table.integer("threads", 0, 0, 1024),
@@ -345,6 +357,8 @@ def _connection(key: str, table: _Table, directory: Path) -> ConnectionConfig:
         reasoning_continuation=table.text("reasoning_continuation", "dropped", pattern="dropped|required"),
     )
     table.finish()
+    if connection.draft is not None and not connection.speculation:
+        raise ConfigError(table.name, "draft", "does nothing while speculation is off")
     return connection
 
 

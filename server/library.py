@@ -125,7 +125,8 @@ def _connection(what: str, models: Path) -> ConnectionConfig:
 
 
 def _sources(connection: ConnectionConfig) -> list[Source]:
-    return [connection.source, *([connection.mmproj] if connection.mmproj is not None else [])]
+    """Its files: the model's first."""
+    return [each for each in (connection.source, connection.mmproj, connection.draft) if each is not None]
 
 
 def _describe(path: Path, file: gguf.Gguf, connection: ConnectionConfig) -> None:
@@ -173,8 +174,10 @@ def _planned(path: Path, file: gguf.Gguf, connection: ConnectionConfig) -> Plan:
     from server.engine.device import machine
     from server.engine.plan import plan
 
-    projector = cached(connection.mmproj) if connection.mmproj is not None else None
-    return plan(Shape.of(file), machine(), connection.spec(path, queue=0, projector=projector))
+    projector, draft = (
+        cached(source) if source is not None else None for source in (connection.mmproj, connection.draft)
+    )
+    return plan(Shape.of(file), machine(), connection.spec(path, queue=0, projector=projector, draft=draft))
 
 
 def _print_plan(made: Plan, connection: ConnectionConfig) -> None:
@@ -186,9 +189,10 @@ def _print_plan(made: Plan, connection: ConnectionConfig) -> None:
         repacked = f" ({share.repacked / 2**20:,.1f} laid out anew)" if share.repacked else ""
         heads = f", beginnings of prompts {share.heads / 2**20:,.1f}" if share.heads else ""
         images = f", images {share.images / 2**20:,.1f}" if share.images else ""
+        draft = f", draft model {share.draft / 2**20:,.1f}" if share.draft else ""
         _print(
             f"            {share.name}: weights {share.weights / 2**20:,.1f} MiB{repacked},"
-            f" KV cache {share.kv / 2**20:,.1f}, compute {share.compute / 2**20:,.1f}{heads}{images};"
+            f" KV cache {share.kv / 2**20:,.1f}, compute {share.compute / 2**20:,.1f}{heads}{images}{draft};"
             f" {share.used / 2**20:,.1f} of {share.free / 2**20:,.0f} free"
         )
     for note in made.notes:

@@ -44,7 +44,7 @@ def test_the_defaults(tmp_path: Path) -> None:
     (connection,) = config.connections
     assert connection.name == "exact-1"
     assert connection.source == Source(path=tmp_path.resolve() / "one.gguf")
-    assert connection.mmproj is None
+    assert connection.mmproj is None and connection.draft is None
     assert connection.sampling == Sampling()
     assert connection.capabilities == Restrictions()
     assert connection.template is None
@@ -104,6 +104,9 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
         [models.b.mmproj]
         path = "eyes.gguf"
 
+        [models.b.draft]
+        path = "small.gguf"
+
         [models.a]
         model = "a"
         source.path = "/somewhere/a.gguf"
@@ -133,6 +136,9 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
     assert second.mmproj == Source(pypi=Wheel("a-b", "1.0", "a/eyes.gguf", SHA256))
     assert first.spec(Path("/f.gguf"), queue=0).projector is None
     assert first.spec(Path("/f.gguf"), queue=0, projector=Path("/e.gguf")).projector == "/e.gguf"
+    assert first.draft == Source(path=tmp_path.resolve() / "small.gguf")
+    assert first.spec(Path("/f.gguf"), queue=0).draft is None
+    assert first.spec(Path("/f.gguf"), queue=0, draft=Path("/d.gguf")).draft == "/d.gguf"
     spec = first.spec(Path("/f.gguf"), queue=server.limits.queue)
     assert (spec.path, spec.context_length, spec.slots, spec.threads, spec.gpu_layers, spec.queue) == (
         "/f.gguf",
@@ -165,6 +171,8 @@ REFUSED = [
     ("[server.limits]\nconcurrent = 0\n" + MINIMAL, "server.limits", "concurrent"),
     ("[server.limits]\nimages = -1\n" + MINIMAL, "server.limits", "images"),
     (MINIMAL + "mmproj = {}\n", "models.one.mmproj", ""),
+    (MINIMAL + "draft = {}\n", "models.one.draft", ""),
+    (MINIMAL + 'draft.path = "small.gguf"\nspeculation = false\n', "models.one", "draft"),
     (MINIMAL + 'mmproj = "eyes.gguf"\n', "models.one", "mmproj"),
     ("[server.limits]\nimage_bytes = 0\n" + MINIMAL, "server.limits", "image_bytes"),
     ("[server.limits]\nbody_bytes = 1.5\n" + MINIMAL, "server.limits", "body_bytes"),

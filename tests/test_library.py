@@ -60,9 +60,11 @@ def test_plans_are_printed_for_every_connection(
     sparse.llama(tmp_path / "dense.gguf")
     sparse.qwen3moe(tmp_path / "mixture.gguf")
     sparse.projector(tmp_path / "projector.gguf")
+    sparse.llama(tmp_path / "small.gguf", layers=2, width=256, inner=256)
     models = tmp_path / "models.toml"
     models.write_text(
         '[models.dense]\nmodel = "dense"\nsource.path = "dense.gguf"\nmmproj.path = "projector.gguf"\n'
+        'draft.path = "small.gguf"\n'
         '[models.mixture]\nmodel = "mixture"\nsource.path = "mixture.gguf"\n'
         '[models.missing]\nmodel = "missing"\nsource.path = "missing.gguf"\n'
     )
@@ -71,9 +73,10 @@ def test_plans_are_printed_for_every_connection(
     said = run(capsys, "models", "--plan", "--models", str(models))
     assert "33 layers on the GPU; 8 slots of" in said
     assert re.search(r"49 layers on the GPU, experts of \d+ layers on the CPU", said)
-    share = r"Imagined GPU: weights [\d,.]+ MiB, KV cache [\d,.]+, compute [\d,.]+; [\d,.]+ of 12,288 free"
-    assert len(re.findall(share, said)) == 2
-    assert len(re.findall(r"RAM: weights .*, images 256\.0; ", said)) == 1
+    share = r"Imagined GPU: weights [\d,.]+ MiB, KV cache [\d,.]+, compute [\d,.]+{}; [\d,.]+ of 12,288 free"
+    assert len(re.findall(share.format(""), said)) == 1
+    assert len(re.findall(share.format(r", draft model [\d,.]+"), said)) == 1
+    assert len(re.findall(r"RAM: weights .*, images 256\.0, draft model [\d,.]+; ", said)) == 1
     assert "the experts of the first" in said and "there is no memory for more" in said
     assert "not here yet" in said
     assert "  plan  " not in run(capsys, "models", "--models", str(models))

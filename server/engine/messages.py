@@ -180,6 +180,8 @@ class ModelSpec:
     """How much longer a step of running answers may take while prompts are prefilled beside them."""
     speculation: bool = True
     """Draft what an output may copy from what came before; switched off by itself where that does not pay."""
+    draft: str | None = None
+    """Path of the GGUF of a smaller model of the same vocabulary, which drafts too."""
     queue: int = 64
     projector: str | None = None
     """Path of the GGUF that turns images into the model's embeddings (llama.cpp's "mmproj"). None: text only."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from server.engine import encoder, heads
-from server.engine.messages import ModelSpec
+from server.engine import encoder, gguf, heads
+from server.engine.messages import EngineError, ModelSpec
 from server.engine.shape import Shape, element_bytes, projector_bytes
 from server.engine.speculation import MOST
 
@@ -79,10 +79,12 @@ class Share:
     """What beginnings of prompts may take beside the KV cache."""
     images: int = 0
     """What embeddings of images may take, kept for those who show the same one again."""
+    draft: int = 0
+    """All that the draft model takes."""
 
     @property
     def used(self) -> int:
-        return max(self.weights, self.repacked) + self.kv + self.compute + self.heads + self.images
+        return max(self.weights, self.repacked) + self.kv + self.compute + self.heads + self.images + self.draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +161,12 @@ class _Planner:
         self.length = spec.context_length or shape.context_trained or _LEAST
         self.slots = spec.slots or SLOTS
         self.projector = projector_bytes(spec.projector) if spec.projector else 0
-        cuts = not shape.window and not shape.recurrent
+        cuts = _cuts(shape)
         self.drafts = MOST if spec.speculation and cuts else 0
         self.heads = heads.KEPT if cuts else 0
+        self.draft = (
+            _Planner(_draft_shape(spec.draft), machine, _drafting(spec)) if spec.draft and self.drafts else None
+        )
 
     # --- what a choice takes
 
@@ -219,6 +224,11 @@ class _Planner:
             self.heads if split and slots > 1 else 0,
             encoder.KEPT if self.projector else 0,
         )
+        if self.draft is not None:
+            layers = len(self.draft.shape.layers) + 1 if on_gpu else 0
+            beside = self.draft.lay(cells, split=split, kv=kv, gpu_layers=layers, slots=slots)
+            host = replace(host, draft=replace(beside.host, heads=0).used)
+            devices = tuple(replace(share, draft=its.used) for share, its in zip(devices, beside.devices, strict=True))
         if on_gpu and gpu_layers > count and not cpu_experts:
             # The CPU's part is what goes in: embeddings and masks.
             entering = 4 * batch * shape.width + 2 * batch * (cells + window)
@@ -278,12 +288,12 @@ class _Planner:
         budget = min(self.machine.memory // 4, max(0, self.machine.free - self.shape.size))
         own = self.slots * _padded(self.length)
         split = self.lay(own, split=True, kv=kv)
-        if split.host.kv + split.host.heads <= budget:
+        if split.host.kv + split.host.heads + split.host.draft <= budget:
             return split
         wanted = self._pool()
         floor = min(wanted, _padded(spec.context_length or _LEAST // 2))
         for slots in self._slot_choices():
-            made = self._most(floor, wanted, lambda made: made.host.kv <= budget, kv=kv, slots=slots)
+            made = self._most(floor, wanted, lambda made: made.host.kv + made.host.draft <= budget, kv=kv, slots=slots)
             if made is not None:
                 return made
         return self.lay(floor, kv=kv, slots=self._slot_choices()[-1])
@@ -350,6 +360,23 @@ def _first(choices: Sequence[int], make: Callable[[int], Plan | None]) -> Plan |
     return make(choices[at]) if at < len(choices) else None
 
 
+def _cuts(shape: Shape) -> bool:
+    """Whether the last tokens of a sequence can be forgotten."""
+    return not shape.window and not shape.recurrent
+
+
+def _draft_shape(path: str) -> Shape:
+    try:
+        return Shape.of(gguf.read(path))
+    except EngineError as error:
+        raise EngineError(f"the draft model cannot be used: {error.reason}") from None
+
+
+def _drafting(spec: ModelSpec) -> ModelSpec:
+    """How the draft model is loaded beside its target."""
+    return replace(spec, draft=None, projector=None, speculation=False, cpu_experts=0)
+
+
 def _padded(cells: int) -> int:
     return -(-cells // _CELL_BLOCK) * _CELL_BLOCK
 
@@ -367,6 +394,8 @@ def _notes(made: Plan, shape: Shape, machine: Machine, spec: ModelSpec) -> Itera
         yield f"context of {made.context_length:,} tokens, not {wanted:,}: there is no memory for more"
     if not spec.slots and made.slots < SLOTS:
         yield f"{made.slots} slots, not {SLOTS}: there is no memory for more"
+    if spec.draft and not _cuts(shape):
+        yield "the draft model is not used: what this one keeps of its past cannot be cut off where a draft was wrong"
     for each in made.devices:
         if (lacking := each.used + _MARGIN - each.free) > 0:
             yield f"{each.name} lacks {lacking / 2**20:,.0f} MiB for what is configured; it is tried nevertheless"

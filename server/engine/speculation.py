@@ -1,13 +1,18 @@
-"""Speculation by prompt lookup: an output that copies (an edited text, a tool's arguments) goes on as it did before.
+"""Speculation: tokens that a sequence may go on with are decoded together with its last one.
 
-Tokens drafted so are decoded together with the last one, and each is kept only where it is what the sampler takes, or
-the grammar forces, at its place. The output is thus distributed as without them (for one fixed draft, Leviathan et al.
-2023, "Fast inference from transformers via speculative decoding", comes to just that).
+Each is kept only where it is what the sampler takes, or the grammar forces, at its place. The output is thus
+distributed as without them (for one fixed draft, Leviathan et al. 2023, "Fast inference from transformers via
+speculative decoding", comes to just that). Where drafts come from: `Lookup` here, for outputs that copy (an edited
+text, a tool's arguments); a smaller model (`drafter.py`).
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Protocol
 
 import numpy as np
 
@@ -19,6 +24,41 @@ _SMOOTH = 0.2
 """Weight of a new step in the moving averages."""
 _REST = 16, 1024
 """Steps without drafts once they did not pay: at first, and when that happens again and again (doubling)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A sequence that drafts are wanted for: its tokens, the last of them yet to be decoded, and `room` for how many
+    more. Those of `images` are negative."""
+
+    job: int
+    slot: int
+    scope: str
+    tokens: array[int]
+    room: int
+    images: bool = False
+
+
+class Source(Protocol):
+    """Where drafts come from."""
+
+    def propose(self, asked: Sequence[Asked], most: int) -> dict[int, array[int]]:
+        """By job, up to so many tokens of each and `MOST` in all."""
+
+
+class Lookup:
+    """Drafts from what a sequence holds already."""
+
+    def propose(self, asked: Sequence[Asked], most: int) -> dict[int, array[int]]:
+        drafts, left = {}, MOST
+        for each in asked:
+            draft = lookup(each.tokens, min(most, left, each.room))
+            if each.images:  # which cannot be copied
+                draft = array("i", takewhile(lambda token: token >= 0, draft))
+            if draft:
+                drafts[each.job] = draft
+                left -= len(draft)
+        return drafts
 
 
 def lookup(tokens: array[int], most: int) -> array[int]:
@@ -39,13 +79,14 @@ def lookup(tokens: array[int], most: int) -> array[int]:
 
 
 class Speculation:
-    """How much to draft, by what it brought.
+    """How much to draft from a source, by what it brought.
 
     A step with drafts is held against the steps without that the same tokens would have taken. Where drafts do not pay
     there are none for a while.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, source: Source) -> None:
+        self.source = source
         self._plain: dict[int, float] = {}
         self._length = 4.0
         self._gain = 1.0

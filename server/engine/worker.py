@@ -21,9 +21,8 @@ import time
 import traceback
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from itertools import takewhile
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -32,6 +31,7 @@ from numpy.typing import NDArray
 from server.engine import gguf, llama
 from server.engine.constraint import ConstraintError, Guard
 from server.engine.device import cores, machine
+from server.engine.drafter import Drafter
 from server.engine.encoder import Encoded, Encoder
 from server.engine.heads import Head, Heads
 from server.engine.logprobs import Logprobs, certain
@@ -58,7 +58,7 @@ from server.engine.protocol import (
 from server.engine.sampler import PENALTY_WINDOW, NothingAllowed, TokenSampler
 from server.engine.scheduler import FEW, Admission, Prefix, Scheduler, Sequence, Slot, common_prefix
 from server.engine.shape import Shape
-from server.engine.speculation import MOST, Speculation, lookup
+from server.engine.speculation import MOST, Asked, Lookup, Source, Speculation
 from server.engine.stop import StopSearch
 from server.engine.threads import Threads
 from server.engine.vocab import Vocab
@@ -101,6 +101,17 @@ class Before(NamedTuple):
 _NOTHING = Before(0, 0.0)
 
 
+class Drafts(NamedTuple):
+    """What a step is to confirm, by job; of which speculation that is, and the seconds it took to make."""
+
+    tokens: dict[int, array[int]]
+    of: Speculation | None = None
+    seconds: float = 0.0
+
+
+_NO_DRAFTS = Drafts({})
+
+
 class Sight:
     """What a worker with a projector has beside: `batch` is how many embeddings one step takes at most, `images` are
     those of the jobs that wait in the queue."""
@@ -138,7 +149,10 @@ class Worker:
         self.inbox: queue.SimpleQueue[Submit | Cancel | Encoded] = queue.SimpleQueue()
         plan = plan or best(spec)
         slots = plan.slots
+        self._memory = ExitStack()
+        """What is given back after a load that failed, for the next to use."""
         self._model = llama.Model(spec.path, gpu_layers=plan.gpu_layers, cpu_experts=plan.cpu_experts, repack=repack)
+        self._memory.callback(self._model.close)
         if not self._model.decoder:
             raise llama.LoadError("the model is no causal language model")
         self._vocab = Vocab(self._model)
@@ -150,8 +164,7 @@ class Worker:
         # What is drafted must be cut off again where it was wrong: not out of a running state, nor where a window has
         # moved on.
         cuts = not self._model.recurrent and not self._model.window
-        self._speculation = Speculation() if spec.speculation and cuts else None
-        drafts = MOST if self._speculation else 0
+        drafts = MOST if spec.speculation and cuts else 0
         self._batch = llama.Batch(slots + max(chunk, drafts))
         threads = spec.threads or cores()
         self._sight: Sight | None = None
@@ -162,6 +175,7 @@ class Worker:
             room = int(_IMAGE_SHARE * self._length)
             projector = Projector.load(spec.projector, self._model, threads=half, gpu=on_gpu, room=room)
             if projector is not None:
+                self._memory.callback(projector.close)
                 if projector.scaled:
                     note = f"images take at most {projector.most} tokens of the context"
                     plan = replace(plan, notes=(*plan.notes, note))
@@ -179,9 +193,19 @@ class Worker:
                 kv_type=plan.kv_type,
                 outputs=slots + drafts,
             )
+            self._memory.callback(self._context.close)
+            self._drafter: Drafter | None = None
+            if spec.draft is not None and drafts:
+                self._drafter = Drafter(spec.draft, self._model, plan, threads=threads, repack=repack)
+                self._memory.callback(self._drafter.close)
         except llama.LoadError:
-            self._let_go()
+            self.close()
             raise
+        sources: list[Source] = [Lookup()] if drafts else []
+        if self._drafter is not None:
+            sources.append(self._drafter)
+        self._speculations = [Speculation(source) for source in sources]
+        """The first that has something to say is heard."""
         # A configured count is kept; beside a GPU, CPU time says nothing about the cores.
         self._threads = Threads(threads) if not spec.threads and not on_gpu else None
         self._cores = threads, threads if on_gpu else max(1, threads - half)
@@ -224,15 +248,12 @@ class Worker:
         try:
             self._warm_up()
         except llama.LoadError:
-            self._context.close()
-            self._let_go()
+            self.close()
             raise
 
-    def _let_go(self) -> None:
-        """Gives memory back after a load that failed, for the next to use."""
-        if self._sight is not None:
-            self._sight.projector.close()
-        self._model.close()
+    def close(self) -> None:
+        """Give all memory back."""
+        self._memory.close()
 
     def _warm_up(self) -> None:
         """One full step: buffers are touched and kernels proven before the first job pays for it, or dies of it."""
@@ -415,8 +436,8 @@ class Worker:
         elif self._apart and before is not None and not before.image:
             plan = [entry for entry in plan if not entry[0].prefilling] or plan
         # An image that waits for its steps is a prompt too; and while one is encoded there are fewer cores.
-        drafts = self._draft(plan) if view is None and before is None and not self._encoding else {}
-        count, rows, due = self._fill(plan, drafts)
+        drafts = self._draft(plan) if view is None and before is None and not self._encoding else _NO_DRAFTS
+        count, rows, due = self._fill(plan, drafts.tokens)
         if not self._take_off({sequence.job.id: tokens for sequence, tokens in plan}):
             return
         began = time.monotonic()
@@ -432,18 +453,19 @@ class Worker:
             logits = self._context.logits(rows) if due else None
             for sequence, row in due:
                 assert logits is not None
-                if (draft := drafts.get(sequence.job.id)) is None:
+                if (draft := drafts.tokens.get(sequence.job.id)) is None:
                     self._advance(sequence, logits[row])
                 else:
                     confirmed += self._verify(sequence, draft, logits[row:])
-            drafted = sum(map(len, drafts.values()))
+            drafted = sum(map(len, drafts.tokens.values()))
             if not self._encoding:  # which makes steps slower
                 if not drafted:
                     cut = before if before is not None and before.cut else _NOTHING
                     self._scheduler.pace.note(decoding, count - decoding + cut.tokens, seconds + cut.seconds)
-                if self._speculation is not None and decoding == len(plan):
-                    self._speculation.note(decoding, drafted, confirmed, seconds)
-        elif result == llama.NO_SLOT and drafts:
+                if decoding == len(plan):
+                    for speculation in self._speculations if drafts.of is None else [drafts.of]:
+                        speculation.note(decoding, drafted, confirmed, seconds + drafts.seconds)
+        elif result == llama.NO_SLOT and drafts.tokens:
             self._undraft = True  # there may be room without them
         else:
             self._recover(result, [sequence for sequence, _ in plan])
@@ -515,7 +537,12 @@ class Worker:
             self._encoding = not self._encoding
             most, beside = self._cores
             count = most if self._threads is None else self._threads.count
-            self._context.use_threads(min(count, beside) if self._encoding else count)
+            self._use_threads(min(count, beside) if self._encoding else count)
+
+    def _use_threads(self, count: int) -> None:
+        self._context.use_threads(count)
+        if self._drafter is not None:
+            self._drafter.use_threads(count)
 
     def _view(self, sequence: Sequence, count: int) -> None:
         """One step with an image, or with as much of it as fits."""
@@ -545,26 +572,29 @@ class Worker:
 
     # --- tokens
 
-    def _draft(self, plan: list[tuple[Sequence, int]]) -> dict[int, array[int]]:
+    def _draft(self, plan: list[tuple[Sequence, int]]) -> Drafts:
         """What running answers may go on with, where there is nothing to prefill beside them."""
         undraft, self._undraft = self._undraft, False
-        if self._speculation is None or undraft or any(sequence.remaining > 1 for sequence, _ in plan):
-            return {}
-        most, left, drafts = self._speculation.most(len(plan)), MOST, {}
-        for sequence, _ in plan:
-            job = sequence.job
-            room = self._length - len(sequence.tokens)
-            if job.max_tokens is not None:
-                room = min(room, job.max_tokens - sequence.output)
-            if sequence.past + 1 < len(sequence.tokens):
-                continue  # an image comes next
-            draft = lookup(sequence.tokens, min(most, left, room - 1))
-            if sequence.images:  # which cannot be copied
-                draft = array("i", takewhile(lambda token: token >= 0, draft))
-            if draft:
-                drafts[job.id] = draft
-                left -= len(draft)
-        return drafts
+        if undraft or any(sequence.remaining > 1 for sequence, _ in plan):
+            return _NO_DRAFTS
+        asked = [
+            Asked(sequence.job.id, sequence.slot.id, sequence.job.scope, sequence.tokens, room, bool(sequence.images))
+            for sequence, _ in plan
+            # Else an image comes next; or the token that is being decoded is the last but one.
+            if sequence.past + 1 == len(sequence.tokens) and (room := self._room(sequence) - 1) > 0
+        ]
+        for speculation in self._speculations:
+            if asked and (most := speculation.most(len(plan))):
+                began = time.monotonic()
+                drafts = speculation.source.propose(asked, most)
+                if drafts:
+                    return Drafts(drafts, speculation, time.monotonic() - began)
+        return _NO_DRAFTS
+
+    def _room(self, sequence: Sequence) -> int:
+        """How many more tokens it may have."""
+        room, most = self._length - len(sequence.tokens), sequence.job.max_tokens
+        return room if most is None else min(room, most - sequence.output)
 
     def _decode(self, count: int) -> int:
         threads = self._threads
@@ -574,7 +604,7 @@ class Worker:
         result = self._context.decode(self._batch, count)
         now = time.monotonic()
         if threads.note(now - wall, time.process_time() - cpu, now):
-            self._context.use_threads(threads.count)
+            self._use_threads(threads.count)
         return result
 
     def _fill(
@@ -661,10 +691,7 @@ class Worker:
         self, sequence: Sequence, sampler: TokenSampler, guard: Guard | None, tokens: list[int], piece: bytes
     ) -> None:
         """Append sampled tokens and those the grammar forces behind them; settle the sequence where it ends."""
-        job = sequence.job
-        room = self._length - len(sequence.tokens)
-        if job.max_tokens is not None:
-            room = min(room, job.max_tokens - sequence.output)
+        job, room = sequence.job, self._room(sequence)
         if guard is not None and guard.active and (forced := guard.forced(room - len(tokens), job.banned)):
             tokens = tokens + forced
             piece += b"".join(self._pieces[token] for token in forced)

@@ -84,6 +84,7 @@ class Connection:
         self._idle: Timer | None = None
         self._path: Path | None = None
         self._projector: Path | None = None
+        self._draft: Path | None = None
         self._stamps: list[Stamp] | None = None
         self._capabilities: Capabilities | None = None
         self._blind = False
@@ -113,12 +114,14 @@ class Connection:
         return self.config.key
 
     async def ready(self) -> Path:
-        """The model's file (and its projector's), found or fetched. Raises `provider-error` with a safe reason."""
+        """The model's file, and what belongs to it, found or fetched. Raises `provider-error` with a safe reason."""
         if self._path is None:
             try:
                 if self.config.mmproj is not None:
                     self._projector = await asyncio.to_thread(self._fetch_file, self.config.mmproj)
                     self.settings = replace(self.settings, projector=str(self._projector))
+                if self.config.draft is not None:
+                    self._draft = await asyncio.to_thread(self._fetch_file, self.config.draft)
                 self._path = await asyncio.to_thread(self._fetch_file, self.config.source)
             except Exception as error:
                 log.warning("connection %s: its file cannot be had (%s)", self.key, type(error).__name__)
@@ -131,7 +134,7 @@ class Connection:
         """Looks at the files again. Where one has changed, the revision does, and its engine is retired."""
         if self._path is None:
             return False
-        stamps = [_stamp(path) for path in (self._path, self._projector) if path is not None]
+        stamps = [_stamp(path) for path in (self._path, self._projector, self._draft) if path is not None]
         known = [stamp for stamp in stamps if stamp is not None]
         if len(known) < len(stamps):
             return False
@@ -262,7 +265,9 @@ class Connection:
 
     async def _start(self) -> ModelEngine:
         path = await self.ready()
-        spec = self.config.spec(path, queue=self._queue, patience=self._patience, projector=self._projector)
+        spec = self.config.spec(
+            path, queue=self._queue, patience=self._patience, projector=self._projector, draft=self._draft
+        )
         try:
             try:
                 engine = await self._start_engine(spec)

@@ -57,5 +57,4 @@ class Bench:
         self.worker._connection.close()
         self._reader.join(10)
         self._ours.close()
-        self.worker._context.close()
-        self.worker._let_go()
+        self.worker.close()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from server.engine import Done, Failed, Job, Picture, Sampling, Segment, llama, worker
+from server.engine import Done, Failed, Job, Picture, Sampling, Segment, llama, speculation, worker
 from server.engine.projector import Projector, ProjectorError
 from server.engine.protocol import Cancel, Submit
 from tests.chat.standin import WIDTH, write_model
@@ -180,11 +180,11 @@ def test_no_image_is_drafted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> N
     """Where an answer goes on as the text did before an image, the draft ends there."""
     prompt: Prompt = ["x = y: ", A, " and x = y: "]
     plain, _ = bench.ask(prompt, max_tokens=30)
-    if (speculation := bench.worker._speculation) is None:
+    if not bench.worker._speculations:
         assert bench.worker._model.window
         return
-    monkeypatch.setattr(speculation, "most", lambda decoding: 8)
-    monkeypatch.setattr(worker, "lookup", lambda tokens, most: array("i", [tokens[0], -1, -1][:most]))
+    monkeypatch.setattr(bench.worker._speculations[0], "most", lambda decoding: 8)
+    monkeypatch.setattr(speculation, "lookup", lambda tokens, most: array("i", [tokens[0], -1, -1][:most]))
     drafted = []
     verify = bench.worker._verify
     monkeypatch.setattr(bench.worker, "_verify", lambda *given: drafted.append(list(given[1])) or verify(*given))

@@ -140,6 +140,36 @@ def test_a_projector_counts(tmp_path: Path, dense: Shape) -> None:
 
 
 @pytest.mark.parametrize("memory", [64, 1], ids=["split", "pool"])
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_a_draft_model_counts(smollm2: Path, dense: Shape, memory: int, kv_type: str) -> None:
+    here = replace(RAM, memory=memory * GIB, repacks=machine().repacks)
+    made = plan(
+        dense, here, ModelSpec("", context_length=2048, slots=2, kv_type=kv_type, prefill_chunk=64, draft=str(smollm2))
+    )
+    assert made.split == (memory == 64)
+    taken = reported(smollm2, made)
+    taken["weights"] = max(taken["weights"], taken.pop("repacked"))
+    assert made.host.draft == pytest.approx(sum(taken.values()), rel=0.1)
+    assert made.host.used - made.host.draft == replace(made.host, draft=0).used
+
+
+def test_a_draft_model_has_its_place_on_the_gpus(smollm2: Path, dense: Shape) -> None:
+    for where in (gpus(80), gpus(16), gpus(12, 12), gpus(4)):
+        plain, drafting = (choose(dense, where, draft=each) for each in (None, str(smollm2)))
+        assert drafting.fits and sum(each.draft for each in drafting.devices) > 0.1 * GIB
+        assert (drafting.gpu_layers, drafting.cells) <= (plain.gpu_layers, plain.cells)
+    assert drafting.gpu_layers < plain.gpu_layers
+
+
+def test_a_draft_model_that_cannot_be_read_is_named(tmp_path: Path, dense: Shape) -> None:
+    path = tmp_path / "draft.gguf"
+    path.write_bytes(b"GGUF")
+    with pytest.raises(EngineError, match="the draft model cannot be used"):
+        choose(dense, RAM, draft=str(path))
+    assert choose(dense, RAM, draft=str(path), speculation=False).host.draft == 0
+
+
+@pytest.mark.parametrize("memory", [64, 1], ids=["split", "pool"])
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "mamba"])
 def test_beginnings_of_prompts_count_where_they_are_kept(
@@ -152,8 +182,7 @@ def test_beginnings_of_prompts_count_where_they_are_kept(
     ours, theirs = socket.socketpair()
     with ours, theirs:
         worker = Worker(theirs, spec, made, repack=False)
-    worker._context.close()
-    worker._model.close()
+    worker.close()
     assert made.host.heads == (heads.KEPT if worker._heads is not None else 0)
     assert made.host.used == replace(made.host, heads=0).used + made.host.heads
     assert bool(made.host.heads) == (architecture == "llama" and slots == 2 and memory == 64)

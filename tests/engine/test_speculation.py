@@ -5,13 +5,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from server.engine import Constraint, Done, Job, Sampling, Segment, Vocab, llama
 from server.engine.messages import Stop
 from server.engine.protocol import Submit
-from server.engine.speculation import MOST, Speculation, lookup
+from server.engine.speculation import MOST, Lookup, Speculation, lookup
 from tests.engine.bench import Bench
 from tests.engine.test_generate import LETTERS, NEXT
 
@@ -39,14 +40,14 @@ def test_an_output_goes_on_as_it_did_before(seen: tuple[int, ...], most: int, dr
 
 
 def test_nothing_is_drafted_before_the_plain_pace_is_known() -> None:
-    speculation = Speculation()
+    speculation = Speculation(Lookup())
     assert speculation.most(1) == 0
     speculation.note(1, 0, 0, 0.01)
     assert speculation.most(1) > 0 and speculation.most(2) == 0
 
 
 def test_drafts_grow_while_they_are_right_and_rest_once_they_do_not_pay() -> None:
-    speculation = Speculation()
+    speculation = Speculation(Lookup())
     speculation.note(1, 0, 0, 0.01)
     for _ in range(20):
         drafted = speculation.most(1)
@@ -73,9 +74,9 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 Jobs = Callable[[int, "array[int]"], Job]
 
 
-def _outputs(path: Path, jobs: Jobs, *, speculation: bool) -> tuple[list[tuple[bytes, Done]], int]:
+def outputs(path: Path, jobs: Jobs, **spec: Any) -> tuple[list[tuple[bytes, Done]], int]:
     """What three jobs together give, and the steps it took."""
-    bench = Bench(path, context_length=400, speculation=speculation)
+    bench = Bench(path, context_length=400, **spec)
     steps = 0
     decode = bench.worker._context.decode
 
@@ -100,7 +101,7 @@ def _outputs(path: Path, jobs: Jobs, *, speculation: bool) -> tuple[list[tuple[b
 LIST = Constraint(r'root ::= "[" item ("," " " item){30} "]"' + "\n" + r'item ::= "\"same text\"" | "\"other text\""')
 
 
-@pytest.mark.parametrize(
+every_kind = pytest.mark.parametrize(
     "jobs",
     [
         pytest.param(lambda n, p: Job(n, p, Sampling(temperature=0), f"{n}", 0, max_tokens=200), id="greedy"),
@@ -120,9 +121,12 @@ LIST = Constraint(r'root ::= "[" item ("," " " item){30} "]"' + "\n" + r'item ::
         ),
     ],
 )
+
+
+@every_kind
 def test_drafts_change_nothing_but_the_number_of_steps(random_model: Path, eager: None, jobs: Jobs) -> None:
-    plain, plainly = _outputs(random_model, jobs, speculation=False)
-    drafted, steps = _outputs(random_model, jobs, speculation=True)
+    plain, plainly = outputs(random_model, jobs, speculation=False)
+    drafted, steps = outputs(random_model, jobs, speculation=True)
     assert drafted == plain
     assert steps <= plainly
 
@@ -133,8 +137,8 @@ def test_a_loop_takes_few_steps(smollm2: Path, eager: None, vocab: Vocab) -> Non
     def jobs(number: int, prompt: array[int]) -> Job:
         return Job(number, letters, Sampling(temperature=0), f"{number}", 0, max_tokens=80)
 
-    outputs, steps = _outputs(smollm2, jobs, speculation=True)
-    assert {output.decode() for output, _ in outputs} == {NEXT * 20}
+    found, steps = outputs(smollm2, jobs, speculation=True)
+    assert {output.decode() for output, _ in found} == {NEXT * 20}
     assert steps < 30
 
 

@@ -369,3 +369,17 @@ async def test_what_is_known_to_be_too_long_is_refused_before_anyone_is_asked(tm
     assert (failure.code, failure.extra) == ("quota-exceeded", {"reason": "context"})
     assert world.starts == []
     await world.runtime.close()
+
+
+async def test_a_draft_model_is_loaded_beside_and_counts_as_the_models_own(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.write_bytes(b"small")
+    source = Source(path=tmp_path / "m")
+    world = World(tmp_path / "m", connections=(ConnectionConfig("a", "A", "a-1", source, draft=Source(path=small)),))
+    live = await begin(world)
+    (await world.engine.run()).done()
+    await outcome(live)
+    assert world.starts[0].draft == str(small)
+    small.write_bytes(b"another")
+    assert (await error(world.runtime.generate(caller(), "g2", live.request))).code == "selection-expired"
+    await world.runtime.close()

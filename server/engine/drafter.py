@@ -1,0 +1,179 @@
+"""A smaller model of the same vocabulary, which says how the sequences of a larger one may go on.
+
+It has a slot for each of the larger one's. What it lacks of a sequence it prefills when it is asked, a chunk at a time,
+so that no step waits for a long prompt. A draft is as long as this model is sure of it; the larger one confirms or
+corrects it (Leviathan et al. 2023, "Fast inference from transformers via speculative decoding").
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from server.engine import llama
+from server.engine.plan import Plan
+from server.engine.scheduler import common_prefix
+from server.engine.speculation import MOST, Asked
+
+_SURE = 0.5
+"""The least share of the likeliest token."""
+
+_COPIED = 64
+"""Tokens by which another slot must hold more of a sequence than its own, for a copy to pay."""
+
+_OTHERS = 128
+"""Tokens that the two vocabularies may differ in: makers pad them, and rename what is reserved."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """What the KV cache holds in a slot, and of whose sequence."""
+
+    scope: str = ""
+    tokens: array[int] = field(default_factory=lambda: array("i"))
+
+    def common(self, asked: Asked) -> int:
+        return common_prefix(self.tokens, asked.tokens) if self.scope == asked.scope else 0
+
+
+Feed = list[tuple[Asked, "array[int]"]]
+"""Sequences, and what is to be decoded of each next."""
+
+
+class Drafter:
+    """Greedy drafts of a model of its own, for all sequences together."""
+
+    def __init__(self, path: str, target: llama.Model, plan: Plan, *, threads: int, repack: bool = True) -> None:
+        """To draft for a model that is loaded by a plan. Raises LoadError, also where this one cannot."""
+        on_gpu = plan.gpu_layers > 0
+        self._model = llama.Model(path, gpu_layers=-1 if on_gpu else 0, repack=repack)
+        try:
+            if not self._model.decoder or self._model.recurrent or self._model.window:
+                # What was not confirmed has to be cut off again.
+                raise llama.LoadError("the draft model is of a kind that cannot draft")
+            if not _agree(self._model, target):
+                raise llama.LoadError("the draft model has another vocabulary")
+            self._context = llama.Context(
+                self._model,
+                cells=plan.cells,
+                sequences=plan.slots,
+                batch=plan.batch,
+                threads=threads,
+                split=plan.split,
+                flash=plan.flash,
+                kv_type=plan.kv_type,
+            )
+        except llama.LoadError:
+            self._model.close()
+            raise
+        self._batch = llama.Batch(plan.batch)
+        self._chunk = plan.chunk
+        self._held = [_Held() for _ in range(plan.slots)]
+        self._crowd = plan.slots + 1
+        """With so many sequences the KV cache was too small."""
+        self._ends = frozenset(token for token in range(self._model.vocabulary) if self._model.is_eog(token))
+        self._known = target.vocabulary
+
+    def close(self) -> None:
+        self._context.close()
+        self._model.close()
+
+    def use_threads(self, count: int) -> None:
+        """From the next draft on."""
+        self._context.use_threads(count)
+
+    def propose(self, asked: Sequence[Asked], most: int) -> dict[int, array[int]]:
+        """By job, up to so many tokens of each; nothing for those that this model has yet to catch up with."""
+        asked = [each for each in asked if not each.images]
+        if not asked or len(asked) >= self._crowd:
+            return {}
+        most = min(most, MOST // len(asked))
+        drafts = {each.job: array("i") for each in asked}
+        feed = self._lacking(asked) if most else []
+        while feed:
+            due = [each for each, tokens in feed if self._whole(each, tokens, drafts[each.job])]
+            logits = self._decode(feed, due)
+            if logits is None:
+                self._shrink(asked)
+                return {}
+            feed = []
+            for each, row in zip(due, logits, strict=True):
+                draft, token = drafts[each.job], int(row.argmax())
+                if token < self._known and token not in self._ends and _share(row, token) >= _SURE:
+                    draft.append(token)
+                    if len(draft) < min(most, each.room):
+                        feed.append((each, draft[-1:]))
+        return {job: draft for job, draft in drafts.items() if draft}
+
+    def _whole(self, asked: Asked, tokens: array[int], draft: array[int]) -> bool:
+        """Whether these are the last that are known of the sequence."""
+        return len(self._held[asked.slot].tokens) + len(tokens) == len(asked.tokens) + len(draft)
+
+    def _lacking(self, asked: list[Asked]) -> Feed:
+        """What has to be decoded before anything can be drafted, as far as it fits one step: the shortest first."""
+        for each in asked:
+            self._find(each)
+        left = self._chunk
+        feed = []
+        for each in sorted(asked, key=lambda each: len(each.tokens) - len(self._held[each.slot].tokens)):
+            past = len(self._held[each.slot].tokens)
+            # The last token of each has a place of its own.
+            count = min(len(each.tokens) - past, left + 1)
+            if count > 0:
+                left -= count - 1
+                feed.append((each, each.tokens[past : past + count]))
+        return feed
+
+    def _find(self, asked: Asked) -> None:
+        """Leave in a slot what it holds of its sequence, or give it what another slot holds."""
+        held, last = self._held[asked.slot], len(asked.tokens) - 1
+        keep = min(held.common(asked), last)
+        other = max(self._held, key=lambda each: each.common(asked))
+        if (count := min(other.common(asked), last)) >= keep + _COPIED:
+            copied = self._context.copy(self._held.index(other), asked.slot, count)
+            keep = count if copied else 0
+        elif len(held.tokens) > keep and not self._context.remove(asked.slot, keep):
+            keep = 0
+        if not keep:
+            self._context.remove(asked.slot)
+        held.scope, held.tokens = asked.scope, asked.tokens[:keep]
+
+    def _decode(self, feed: Feed, due: list[Asked]) -> NDArray[np.float32] | None:
+        """A row of logits for each that is due; None where the cache is full."""
+        batch, at = self._batch, 0
+        for each, tokens in feed:
+            past, end = len(self._held[each.slot].tokens), at + len(tokens)
+            batch.token[at:end], batch.position[at:end] = tokens, range(past, past + len(tokens))
+            batch.sequence[at:end], batch.output[at:end] = each.slot, 0
+            batch.output[end - 1] = each in due
+            at = end
+        if self._context.decode(batch, at) != llama.OK:
+            return None
+        for each, tokens in feed:
+            self._held[each.slot].tokens.extend(tokens)
+        return self._context.logits(len(due))
+
+    def _shrink(self, asked: list[Asked]) -> None:
+        """The cache is full: forget all; where nothing was held for others, there are too many at once."""
+        slots = {each.slot for each in asked}
+        if not any(held.tokens for slot, held in enumerate(self._held) if slot not in slots):
+            self._crowd = len(asked)
+        for slot, held in enumerate(self._held):
+            self._context.remove(slot)
+            held.tokens = held.tokens[:0]
+
+
+def _share(row: NDArray[np.float32], token: int) -> float:
+    """The probability of a token."""
+    return float(1 / np.exp(row - row[token]).sum())
+
+
+def _agree(one: llama.Model, other: llama.Model) -> bool:
+    """Whether the same numbers stand for the same tokens, but for a few."""
+    ours, theirs = one.pieces(), other.pieces()
+    differ = sum(mine != their for mine, their in zip(ours, theirs, strict=False))
+    return differ + abs(len(ours) - len(theirs)) <= _OTHERS
