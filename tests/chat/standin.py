@@ -46,14 +46,8 @@ def write_model(
     "qwen2vl" (M-RoPE); `template`: its chat
     template. `plain`: greedy output is printable ASCII, for the logits of all other tokens are 0.
     """
-    texts, merges = _vocabulary(base)
-    assert texts[-1] == "<|endoftext|>"
-    size = min(size or len(texts), len(texts)) - 1
-    texts, merges = texts[:size], merges[: size - _BYTES]
-    normal, controls = len(texts), ["<|endoftext|>", *controls]
-    texts = [*texts, *controls]
-
     writer = gguf.GGUFWriter(path, architecture)
+    texts, normal = add_vocabulary(writer, base, controls, size=size)
     writer.add_context_length(4096)
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(layers)
@@ -62,7 +56,6 @@ def write_model(
     writer.add_head_count_kv(HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(WIDTH // HEADS)
-    writer.add_vocab_size(len(texts))
     if architecture == "gemma3":
         writer.add_key_length(WIDTH // HEADS)
         writer.add_value_length(WIDTH // HEADS)
@@ -74,14 +67,6 @@ def write_model(
         writer.add_ssm_time_step_rank(_RANK)
     elif architecture == "qwen2vl":
         writer.add_rope_dimension_sections([2, 3, 3, 0])
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(texts)
-    writer.add_token_types([gguf.TokenType.NORMAL] * normal + [gguf.TokenType.CONTROL] * len(controls))
-    writer.add_token_merges(merges)
-    writer.add_bos_token_id(normal)
-    writer.add_eos_token_id(normal)
-    writer.add_add_bos_token(False)
     if template is not None:
         writer.add_chat_template(template)
 
@@ -125,6 +110,32 @@ def write_model(
     if plain:
         output[[token for token, text in enumerate(texts) if token >= normal or not _printable(text)]] = 0
     writer.add_tensor("output.weight", output)
+    write_out(writer)
+
+
+def add_vocabulary(
+    writer: gguf.GGUFWriter, base: Path, controls: Iterable[str], *, size: int | None = None
+) -> tuple[list[str], int]:
+    """All tokens' texts, and how many of them, the first, are no control tokens."""
+    texts, merges = _vocabulary(base)
+    assert texts[-1] == "<|endoftext|>"
+    size = min(size or len(texts), len(texts)) - 1
+    texts, merges = texts[:size], merges[: size - _BYTES]
+    normal, controls = len(texts), ["<|endoftext|>", *controls]
+    texts = [*texts, *controls]
+    writer.add_vocab_size(len(texts))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(texts)
+    writer.add_token_types([gguf.TokenType.NORMAL] * normal + [gguf.TokenType.CONTROL] * len(controls))
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(normal)
+    writer.add_eos_token_id(normal)
+    writer.add_add_bos_token(False)
+    return texts, normal
+
+
+def write_out(writer: gguf.GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
