@@ -15,6 +15,7 @@ import re
 import socket
 import sys
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -91,6 +92,16 @@ _tokenize.argtypes = [
     ctypes.c_bool,
 ]
 _tokenize.restype = ctypes.c_int32
+# Declared in llama.cpp's `src/llama-ext.h` alone, as C++: these are their names as Linux's and macOS's compilers mangle
+# them.
+_show_hidden = getattr(_lib, "_Z26llama_set_embeddings_nextnP13llama_contextbb", None)
+_get_hidden = getattr(_lib, "_Z26llama_get_embeddings_nextnP13llama_context", None)
+if _show_hidden is not None and _get_hidden is not None:
+    _show_hidden.argtypes, _show_hidden.restype = [ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool], None
+    _get_hidden.argtypes, _get_hidden.restype = [ctypes.c_void_p], ctypes.c_void_p
+
+_MTP = 1
+"""`LLAMA_CONTEXT_TYPE_MTP`."""
 
 _initialised = False
 _log: Any = None
@@ -142,14 +153,23 @@ class Model:
     """A GGUF file: its vocabulary, its metadata and, unless `vocab_only`, its weights."""
 
     def __init__(
-        self, path: str, *, vocab_only: bool = False, gpu_layers: int = -1, cpu_experts: int = 0, repack: bool = True
+        self,
+        path: str,
+        *,
+        vocab_only: bool = False,
+        gpu_layers: int = -1,
+        cpu_experts: int = 0,
+        repack: bool = True,
+        mtp: bool = False,
     ) -> None:
-        """`cpu_experts`: of so many layers, the first, the experts of a mixture stay with the CPU."""
+        """`cpu_experts`: of so many layers, the first, the experts of a mixture stay with the CPU. `mtp`: with the
+        layers that predict tokens after the next, for contexts that run these (multi-token prediction)."""
         _initialise()
         params = C.llama_model_default_params()
         params.vocab_only = vocab_only
         params.n_gpu_layers = gpu_layers
         params.use_extra_bufts = repack
+        params.load_mtp = mtp
         if cpu_experts:
             memory = ctypes.c_void_p(_ggml("ggml_backend_cpu_buffer_type", ctypes.c_void_p)())
             placed = [_Placed(_EXPERTS.format(layer).encode(), memory) for layer in range(cpu_experts)]
@@ -211,6 +231,16 @@ class Model:
         """Numbers in the embedding of one token of input."""
         return int(C.llama_model_n_embd_inp(self._p))
 
+    @property
+    def hidden_width(self) -> int:
+        """Numbers in the hidden state of one token."""
+        return int(C.llama_model_n_embd_out(self._p))
+
+    @property
+    def nextn(self) -> int:
+        """Layers, the last, that predict tokens after the next (MTP), as the file says: it may lack them still."""
+        return int(C.llama_model_n_layer_nextn(self._p))
+
     # --- vocabulary
 
     @property
@@ -267,7 +297,7 @@ class Batch:
     """The arrays of one `llama_batch`, allocated once and filled in place.
 
     With `embeddings`, [size, `Model.width`], these stand in the place of tokens, at `positions`: [sections, size], of
-    one section or M-RoPE's four.
+    one section or M-RoPE's four. With `hidden`, the width of such, there is beside each token a hidden state, for MTP.
     """
 
     def __init__(
@@ -275,12 +305,15 @@ class Batch:
         size: int,
         embeddings: NDArray[np.float32] | None = None,
         positions: NDArray[np.int32] | None = None,
+        *,
+        hidden: int = 0,
     ) -> None:
         self.size = size
         self.token = np.zeros(size, np.int32)
         self.position = np.zeros(size, np.int32) if positions is None else np.ascontiguousarray(positions)
         self.sequence = np.zeros(size, np.int32)
         self.output = np.zeros(size, np.int8)
+        self.hidden = np.zeros((size, hidden), np.float32)
         self._embeddings = None if embeddings is None else np.ascontiguousarray(embeddings)
         self._one = np.ones(size, np.int32)
         # token i belongs to the one sequence whose id stands in sequence[i]
@@ -293,8 +326,13 @@ class Batch:
             ("seq_id", self._sequences),
             ("logits", self.output),
         ):
-            kind = type(getattr(self.struct, field))
-            setattr(self.struct, field, ctypes.cast(values.ctypes.data, kind))
+            self._point(field, values)
+        if hidden:
+            self._point("embd", self.hidden)
+
+    def _point(self, field: str, values: NDArray[Any]) -> None:
+        kind = type(getattr(self.struct, field))
+        setattr(self.struct, field, ctypes.cast(values.ctypes.data, kind))
 
 
 class Context:
@@ -312,8 +350,15 @@ class Context:
         flash: bool = True,
         kv_type: str = "f16",
         outputs: int = 0,
+        hidden: bool = False,
+        mtp: bool = False,
+        snapshots: int = 0,
     ) -> None:
-        """`outputs`: the most logits a decode is asked for; 0: one for each sequence."""
+        """`outputs`: the most logits a decode is asked for; 0: one for each sequence. `hidden`: its tokens' hidden
+        states are asked for too. `mtp`: what is run is not the model but its layer that predicts the token after the
+        next (the model must be loaded with it and have just one: llama.cpp ends the process otherwise). `snapshots`:
+        of a running state, so many of the last decode's tokens can be removed again, where llama.cpp knows how, if
+        there all its sequences had equally many, neighbours if split."""
         params = C.llama_context_default_params()
         params.n_ctx = cells
         # An abort undoes the current micro-batch only. In a pool there is one a decode, which makes it all or nothing.
@@ -332,6 +377,10 @@ class Context:
         params.type_k = params.type_v = KV_TYPES[kv_type]
         params.swa_full = False
         params.no_perf = True
+        params.n_rs_seq = snapshots
+        assert snapshots + 1 < batch  # llama.cpp ends the process otherwise
+        if mtp:
+            params.ctx_type = _MTP
         self._split = split
         self._p = C.llama_init_from_model(model._p, params)
         if not self._p:
@@ -339,7 +388,19 @@ class Context:
         self._memory = C.llama_get_memory(self._p)
         self._address = ctypes.cast(self._p, ctypes.c_void_p).value
         self._width = model.vocabulary
+        self._hidden_width = model.hidden_width
+        if hidden:
+            assert _show_hidden is not None
+            # For every token. Only for those with logits, llama.cpp's MTP graphs would give the first ones' instead.
+            _show_hidden(self._address, True, False)
         self._rows = outputs or sequences
+        self._batch = batch
+        self.snapshots = int(C.llama_n_rs_seq(self._p))
+        """0 where llama.cpp knows not how."""
+        self._fresh: dict[int, int] = {}
+        """Of a running state with snapshots: each sequence's tokens of the last decode, where they can be removed."""
+        self._cut: set[int] = set()
+        """Sequences of which some were, until their next decode: the state itself is still the one behind them."""
         self._state: tuple[int, NDArray[np.uint8]] | None = None
         """A sequence and what it holds, while that is so."""
         self._logits_at = 0
@@ -364,7 +425,7 @@ class Context:
         """Run the batch's first `count` tokens: OK, NO_SLOT (memory as before), ABORTED (some of
         the tokens may be in memory), negative on an error."""
         batch.struct.n_tokens = count
-        return self._run(batch)
+        return self._run(batch, count)
 
     def decode_embeddings(
         self, embeddings: NDArray[np.float32], positions: NDArray[np.int32], sequence: int, *, causal: bool
@@ -376,16 +437,31 @@ class Context:
         batch = Batch(len(embeddings), embeddings, positions)
         batch.sequence[:] = sequence
         if causal:
-            return self._run(batch)
+            return self._run(batch, batch.size)
         C.llama_set_causal_attn(self._p, False)
         try:
-            return self._run(batch)
+            return self._run(batch, batch.size)
         finally:
             C.llama_set_causal_attn(self._p, True)
 
-    def _run(self, batch: Batch) -> int:
+    def _run(self, batch: Batch, count: int) -> int:
         self._state = None
-        return int(C.llama_decode(self._p, batch.struct))
+        result = int(C.llama_decode(self._p, batch.struct))
+        if self.snapshots:
+            self._note(batch.sequence[:count].tolist() if result == OK else [])
+        return result
+
+    def _note(self, decoded: list[int]) -> None:
+        """What of these sequences' tokens can be removed again.
+
+        A snapshot is of the state behind a token of the last micro-batch. llama.cpp gives older ones out as well; and
+        those of another micro-batch of the same decode are lost where it moves states to bring them together.
+        """
+        counts = Counter(decoded)
+        together = len(set(counts.values())) == 1 and len(decoded) <= self._batch
+        neighbours = not self._split or max(counts, default=0) - min(counts, default=0) == len(counts) - 1
+        self._fresh = dict(counts) if together and neighbours else {}
+        self._cut -= counts.keys()
 
     def use_threads(self, count: int) -> None:
         """From the next decode on."""
@@ -404,19 +480,29 @@ class Context:
             self._logits_at = address
         return self._logits[:rows]
 
+    def hidden(self, rows: int) -> NDArray[np.float32]:
+        """A view of the last decode's hidden states, a row for each token in the batch's order. No copy."""
+        assert _get_hidden is not None
+        buffer = (ctypes.c_float * (rows * self._hidden_width)).from_address(_get_hidden(self._address))
+        return np.ctypeslib.as_array(buffer).reshape(rows, self._hidden_width)
+
     def remove(self, sequence: int, start: int = -1, end: int = -1) -> bool:
         """Forget positions start ≤ p < end of a sequence; False where its memory cannot be cut there."""
         if self._state is not None and self._state[0] == sequence:
             self._state = None
+        if self.snapshots and start > 0 and (count := self.last_position(sequence) + 1 - start) > 0:
+            if count >= self._fresh.pop(sequence, 0):
+                return False
+            self._cut.add(sequence)
         return bool(C.llama_memory_seq_rm(self._memory, sequence, start, end))
 
     def copy(self, source: int, target: int, count: int) -> bool:
         """Give a sequence the first `count` positions of another, in place of all it held; False where that failed.
 
         In a pool they share cells. Split, the cells go through a buffer: llama.cpp's own copy would move all that are
-        set aside for a sequence, used or not.
+        set aside for a sequence, used or not. So does a state that was cut: its copy would not be.
         """
-        if not self._split:
+        if not self._split and source not in self._cut:
             self.remove(target)
             C.llama_memory_seq_cp(self._memory, source, target, 0, count)
             return True
@@ -582,6 +668,11 @@ def backends() -> tuple[str, ...]:
 def offloads() -> bool:
     """Whether this build of llama.cpp can put layers on a GPU."""
     return bool(C.llama_supports_gpu_offload())
+
+
+def shows_hidden() -> bool:
+    """Whether this build of llama.cpp gives out hidden states, without which there is no MTP."""
+    return _show_hidden is not None and _get_hidden is not None
 
 
 def attach(servers: Sequence[str]) -> None:
