@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing.connection import Connection, Pipe
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from server.chat.conversation import Capabilities, ChatSettings, Conversation, Grammar, Prepared
 from server.engine.memory import huge_pages
@@ -29,6 +29,9 @@ from server.wire.records import Tool, WireError
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+ModelKey = tuple[str, ChatSettings]
+"""A model's path and its connection's settings."""
 
 _START_SECONDS = 60.0
 """How long an interpreter may take to import its modules on a busy machine."""
@@ -50,6 +53,9 @@ class HelperPool:
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="chat-helper")
         self._idle: asyncio.LifoQueue[_Helper] = asyncio.LifoQueue()
         self._helpers: set[_Helper] = set()
+        self._waiting = 0
+        self._met: dict[ModelKey, None] = {}
+        """The models that a helper has inspected and survived, in that order."""
         self._closed = False
 
     async def start(self) -> None:
@@ -75,14 +81,14 @@ class HelperPool:
         self._helpers.clear()
 
     async def inspect(self, model_path: str, settings: ChatSettings) -> Capabilities:
-        """What the model can do. Helpers that are idle get ready for it too. Raises WireError."""
-        helper = await self._idle.get()
-        capabilities: Capabilities = await self._ask(helper, "inspect", model_path, settings)
-        for other in self._take_idle():
-            if other is helper:
-                self._idle.put_nowait(other)
-            else:  # not before one has survived it
-                self._set_to(other, object(), "inspect", model_path, settings)
+        """What the model can do. The other helpers get ready for it too, when they are idle. Raises WireError."""
+        model = (model_path, settings)
+        helper = await self._next_idle()
+        capabilities: Capabilities = await self._ask(helper, "inspect", *model)
+        for other in self._helpers - {helper}:
+            other.inspected.discard(model)  # its file may be another one by now
+        self._met[model] = None
+        self._get_ready()
         return capabilities
 
     async def prepare(self, model_path: str, settings: ChatSettings, conversation: Conversation) -> Prepared:
@@ -115,13 +121,42 @@ class HelperPool:
         await asyncio.shield(work)
 
     async def _request(self, name: str, *arguments: Any) -> Any:
-        return await self._ask(await self._idle.get(), name, *arguments)
+        return await self._ask(await self._next_idle(), name, *arguments)
 
-    def _take_idle(self) -> list[_Helper]:
-        return [self._idle.get_nowait() for _ in range(self._idle.qsize())]
+    async def _next_idle(self) -> _Helper:
+        self._waiting += 1
+        try:
+            return await self._idle.get()
+        finally:
+            self._waiting -= 1
 
-    def _set_to(self, helper: _Helper, request: object, name: str, *arguments: Any) -> asyncio.Future[Any]:
+    def _get_ready(self) -> None:
+        """Lets idle helpers inspect what others have met: a new process knows no model."""
+        if self._closed or self._waiting:
+            return  # whoever waits goes first
+        for helper in [self._idle.get_nowait() for _ in range(self._idle.qsize())][::-1]:
+            missing = next((model for model in self._met if model not in helper.inspected), None)
+            if missing is None:
+                self._idle.put_nowait(helper)
+            else:
+                self._set_to(helper, object(), "inspect", *missing, done=partial(self._forget_failed, missing))
+
+    def _forget_failed(self, model: ModelKey, work: asyncio.Future[Any]) -> None:
+        """What has cost a helper is not tried on the next one."""
+        if work.cancelled() or work.exception() is not None:
+            self._met.pop(model, None)
+
+    def _set_to(
+        self,
+        helper: _Helper,
+        request: object,
+        name: str,
+        *arguments: Any,
+        done: Callable[[asyncio.Future[Any]], None] = lambda _: None,
+    ) -> asyncio.Future[Any]:
+        """`done` is called before the helper is idle again."""
         work = self._in_thread(partial(helper.call, request, name, arguments))
+        work.add_done_callback(done)
         work.add_done_callback(partial(self._release, helper))
         return work
 
@@ -140,6 +175,7 @@ class HelperPool:
             work.exception()  # has been told to whoever waits; nobody may
         if not self._closed:
             self._idle.put_nowait(helper)
+            self._get_ready()
 
     def _in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -159,6 +195,8 @@ class _Helper:
         self._memory = memory
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
+        self.inspected: set[ModelKey] = set()
+        """The models that its process has got ready for."""
 
     def start(self) -> None:
         """Start the process and wait until it is ready. Raises WireError."""
@@ -172,7 +210,7 @@ class _Helper:
                 [sys.executable, "-c", code],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                env={**huge_pages(os.environ), "PYTHONPATH": path},
+                env={**huge_pages(os.environ), "PYTHONPATH": path, "GGML_NO_BACKTRACE": "1"},
                 start_new_session=True,  # the terminal's Ctrl-C is for the server, which closes the pool
             )
         theirs.close()
@@ -218,6 +256,8 @@ class _Helper:
             with self._lock:
                 self._request = None
         if done:
+            if name == "inspect":
+                self.inspected.add(cast(ModelKey, arguments))
             return value
         code, message, extra, *fault = value
         if fault:
@@ -240,6 +280,7 @@ class _Helper:
             self._process.kill()
             self._process.wait()
             self._process = None
+            self.inspected.clear()
         if self._pipe is not None:
             self._pipe.close()
             self._pipe = None

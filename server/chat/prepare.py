@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -249,14 +250,19 @@ def _sees(projector: str) -> bool:
     return gguf.read(projector).metadata.get("clip.has_vision_encoder") is True
 
 
-@lru_cache(maxsize=8)
 def model(path: str, template: str | None) -> Model:
-    """The model at this path, with its own template or another. Raises WireError."""
+    """The model that is at this path now, with its own template or another. Raises WireError."""
     try:
-        vocab = Vocab.load(path)
-    except EngineError as error:
+        now = os.stat(path)
+        return _model(path, (now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns), template)
+    except (EngineError, OSError) as error:
         raise WireError("provider-error", "the model's vocabulary cannot be read") from error
-    return Model(vocab, template)
+
+
+@lru_cache(maxsize=8)
+def _model(path: str, state: tuple[int, ...], template: str | None) -> Model:
+    """`state` tells one file at this path from the next."""
+    return Model(Vocab.load(path), template)
 
 
 def inspect(path: str, settings: ChatSettings) -> Capabilities:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -138,6 +140,64 @@ async def test_all_helpers_are_ready_for_a_model_that_one_has_inspected(
     async with asyncio.timeout(30):
         while not all(decodes_images(process) for process in children()):
             await asyncio.sleep(0.01)
+
+
+async def test_a_helper_that_had_to_be_replaced_gets_ready_again_for_what_others_have_met(
+    pool: HelperPool, seers: dict[str, Seer], smollm2: Path
+) -> None:
+    seer = seers["mlp"]
+    await pool.inspect(str(seer.model), ChatSettings(projector=str(seer.projector)))
+    before = {process.pid for process in children()}
+    with pytest.raises(WireError) as caught:
+        await pool.prepare(str(smollm2), ChatSettings(SLOW), HELLO)
+    assert caught.value.code == "quota-exceeded"
+    async with asyncio.timeout(30):
+        while not any(decodes_images(process) for process in children() if process.pid not in before):
+            await asyncio.sleep(0.01)
+
+
+async def test_what_costs_a_new_helper_its_process_is_not_tried_for_ever(
+    smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def start(*arguments: Any, **given: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(*arguments, **given))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    pool = HelperPool(size=1, seconds=1.5)
+    await pool.start()
+    try:
+        file = tiny(tmp_path / "tiny.gguf", {"tokenizer.chat_template": PLAIN})
+        await pool.inspect(str(file), OWN)
+        os.replace(tiny(tmp_path / "hostile.gguf", {"tokenizer.ggml.tokens": ["a"] * 268}), file)
+        with pytest.raises(WireError):
+            await pool.prepare(str(smollm2), ChatSettings(SLOW), HELLO)
+        async with asyncio.timeout(30):
+            while len(started) < 2 or started[1].returncode is None:
+                await asyncio.sleep(0.01)
+        for _ in range(3):
+            await pool.prepare(str(smollm2), ChatSettings(PLAIN), HELLO)
+    finally:
+        await pool.close()
+    # The first, one in place of it when it was too slow, and one in place of that, which met the file.
+    assert len(started) == 3
+
+
+async def test_a_file_in_place_of_another_is_another_model(tmp_path: Path) -> None:
+    file = tiny(tmp_path / "tiny.gguf", {"tokenizer.chat_template": PLAIN})
+    pool = HelperPool(size=1)
+    await pool.start()
+    try:
+        before = await pool.prepare(str(file), OWN, HELLO)
+        os.replace(tiny(tmp_path / "next.gguf", {"tokenizer.chat_template": "now: " + PLAIN}), file)
+        assert (await pool.inspect(str(file), OWN)).json
+        after = await pool.prepare(str(file), OWN, HELLO)
+    finally:
+        await pool.close()
+    assert len(after.tokens) > len(before.tokens)
 
 
 def decodes_images(process: psutil.Process) -> bool:
