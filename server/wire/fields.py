@@ -106,7 +106,8 @@ def tool_parameters(value: Any, at: str) -> Mapping[str, Any]:
 
 
 def check_tool_names(tools: tuple[Tool, ...], at: str) -> None:
-    names = [tool.name for tool in tools]
-    for index, name in enumerate(names):
-        if name in names[:index]:
+    seen: set[str] = set()
+    for index, tool in enumerate(tools):
+        if tool.name in seen:
             raise invalid(f"{at}[{index}].name stands twice")
+        seen.add(tool.name)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from server.wire import BadEnvelope, Cancel, Describe, Generate, Select, read_envelope
-from server.wire.records import ImagePart, NamedTool, TextPart, ThinkingPart, ToolCallPart
+from server.wire.fields import check_tool_names
+from server.wire.records import ImagePart, NamedTool, TextPart, ThinkingPart, Tool, ToolCallPart
 
 CALL = {"type": "toolCall", "toolCallId": "c1", "name": "f", "arguments": {"x": None}}
 CALL_2 = {"type": "toolCall", "toolCallId": "c2", "name": "g", "arguments": {}}
@@ -97,6 +98,7 @@ BAD_REQUESTS: dict[str, dict[str, Any]] = {
     "boolean maxTokens": {"maxTokens": True},
     "boolean temperature": {"temperature": False},
     "text temperature": {"temperature": "0.5"},
+    "temperature that overflows by its digits alone": {"temperature": 10**309 - 1},
     "unknown format": {"format": "xml"},
     "tools of another type": {"tools": {}},
     "tool without a name": {"tools": [{"description": "d"}]},
@@ -218,6 +220,27 @@ def test_strict_bodies(case: str) -> None:
     bad = refusal(body)
     assert bad.error.code == "invalid-request"
     assert (bad.id == "x", bad.result_type is not None) == (correlated, correlated)
+
+
+def test_any_finite_number_is_read() -> None:
+    for number in (int("1" * 309), -int("1" * 309), 1e308):
+        # What temperatures there are is the connection's to say.
+        assert read(generate(temperature=number)).request.temperature == float(number)
+
+
+def test_names_of_many_tools_are_compared_once() -> None:
+    class Name(str):
+        compared = 0
+
+        def __hash__(self) -> int:
+            return super().__hash__()
+
+        def __eq__(self, other: object) -> bool:
+            Name.compared += 1
+            return super().__eq__(other)
+
+    check_tool_names(tuple(Tool(Name(f"tool{number}"), None, {}) for number in range(1000)), "tools")
+    assert Name.compared < 1000
 
 
 def test_a_surrogate_pair_is_one_character() -> None:
