@@ -3,8 +3,8 @@
 A *slot* is a place in the KV cache that holds one sequence. Finished sequences stay in their slot until another job
 needs it. A job that begins like what any slot of its scope holds need not prefill what they share: it goes on in that
 slot, or gets a copy of its beginning. Where that is still being prefilled for another job, it waits for it. Jobs wait
-first come, first served; all running sequences share each step. Images cannot share a step with tokens: they get steps
-of their own.
+first come, first served; running sequences share each step. Images cannot share a step with tokens: they get steps of
+their own, in turn with those, as prompts do where they had better not share one with running answers.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -121,6 +122,32 @@ class Admission:
     rescue: Slot | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One step: so many tokens of each of these sequences, in the order of their slots; or, `image`, so many of the one
+    at which a sequence stands."""
+
+    entries: tuple[tuple[Sequence, int], ...]
+    image: bool = False
+    waited: bool = False
+    """Whether running answers wait for it, though it could take them along."""
+    free: bool = False
+    """Whether nothing waits for it but what it takes."""
+
+
+class Before(NamedTuple):
+    """A step that running answers waited for: with an image or with prompts, and whether it took only as much as the
+    pace allows."""
+
+    tokens: int
+    seconds: float
+    image: bool = False
+    cut: bool = True
+
+
+_NOTHING = Before(0, 0.0)
+
+
 def common_prefix(one: array[int], other: array[int]) -> int:
     """How many tokens two sequences share at their beginning."""
     length = min(len(one), len(other))
@@ -155,7 +182,8 @@ def blocks(ids: set[int]) -> int:
 class Scheduler:
     """Slots, the queue behind them, and the sequences that run.
 
-    `copies`: a slot's beginning can be copied. `adjoining`: sequences run best in neighbouring slots.
+    `copies`: a slot's beginning can be copied. `adjoining`: sequences run best in neighbouring slots. `apart`: a step
+    takes either prompts or answers.
     """
 
     def __init__(
@@ -165,6 +193,7 @@ class Scheduler:
         *,
         copies: bool = True,
         adjoining: bool = False,
+        apart: bool = False,
         slowdown: float = PREFILL_SLOWDOWN,
     ) -> None:
         self.slots = [Slot(i) for i in range(slots)]
@@ -174,6 +203,9 @@ class Scheduler:
         self.pace = Pace(chunk, slowdown)
         self._copies = copies
         self._adjoining = adjoining and copies
+        self._apart = apart
+        self._before: Before | None = None
+        """The step before the next one, if running answers waited for it."""
         self._clock = 0
 
     def submit(self, job: Job) -> None:
@@ -294,29 +326,64 @@ class Scheduler:
         first.leader = None
         return first, Prefix(leader.slot, min(leader.past, first.shared), whole=False)
 
-    def plan(self, viewed: int | None = None) -> list[tuple[Sequence, int]]:
-        """The next step: every decoding sequence's one token, then the chunk, shared by those in prefill.
+    def turn(self) -> Turn | None:
+        """The next step; None where all that runs waits for something."""
+        before, view = self._before, self._view()
+        tokens, waited = self._tokens()
+        if view is not None and not (tokens and before):
+            return Turn((view,), image=True)
+        return Turn(tuple(tokens), waited=waited, free=view is None and before is None) if tokens else None
 
-        Sharing it keeps a short prompt from waiting behind a long one. Beside decoding sequences the chunk is as large
-        as their pace allows, less what the step before took where they waited for that too (`viewed` tokens, of an
-        image or of prompts); where more wait than decode, those come first in the measure of their number.
+    def settle(self, turn: Turn, seconds: float, *, cut: bool = True, done: bool = True, tells: bool = True) -> None:
+        """A step took so long, before its sequences go on. `cut`: it took only as much as it was to take; `done`: it
+        has brought something; `tells`: steps like it come again."""
+        before, self._before = self._before, None
+        count = sum(tokens for _, tokens in turn.entries)
+        if turn.image or (turn.waited and done):
+            self._before = Before(count, seconds, turn.image, cut)
+        if done and tells and not turn.image:
+            decoding = sum(sequence.remaining == 1 for sequence, _ in turn.entries)
+            earlier = before if before is not None and before.cut else _NOTHING
+            self.pace.note(decoding, count - decoding + earlier.tokens, seconds + earlier.seconds)
+
+    def _awake(self) -> list[Sequence]:
+        return [sequence for sequence in self.running if not sequence.parked and sequence.leader is None]
+
+    def _tokens(self) -> tuple[list[tuple[Sequence, int]], bool]:
+        """A step with tokens: every decoding sequence's one, then the chunk, shared by those with more; and whether
+        running answers wait for it.
+
+        Sharing the chunk keeps a short prompt from waiting behind a long one. Beside decoding sequences it is as large
+        as their pace allows, less what an image before it took; where more wait than decode, those come first in the
+        measure of their number.
         """
-        awake = [s for s in self.running if not s.parked and s.leader is None]
-        decoding = [(s, 1) for s in awake if s.remaining == 1]
-        prefilling = [s for s in awake if s.remaining > 1]
-        more = max(0, len(prefilling) - len(decoding))
-        pace = self.pace.chunk if viewed is None else max(0, self.pace.pair - viewed)
-        budget = max(pace, self.chunk * more // len(prefilling)) if decoding and prefilling else self.chunk
-        shares = share([s.remaining for s in prefilling], budget)
-        return decoding + [(s, count) for s, count in zip(prefilling, shares, strict=True) if count]
+        before = self._before
+        ready = [sequence for sequence in self._awake() if sequence.remaining > 0]
+        prompts = [sequence for sequence in ready if sequence.prefilling]
+        decoding = [sequence for sequence in ready if sequence.remaining == 1]
+        taken, waited = ready, False
+        if self._apart and 0 < len(prompts) < len(ready):
+            if before is None:
+                taken, waited = prompts, True
+            elif not before.image:
+                taken = [sequence for sequence in ready if not sequence.prefilling]
+        several = [sequence for sequence in taken if sequence.remaining > 1]
+        more = max(0, len(several) - len(decoding))
+        pace = max(0, self.pace.pair - before.tokens) if before is not None and before.image else self.pace.chunk
+        budget = max(pace, self.chunk * more // len(several)) if decoding and several else self.chunk
+        shares = share([sequence.remaining for sequence in several], budget)
+        counts = {sequence.slot.id: count for sequence, count in zip(several, shares, strict=True)}
+        entries = [(sequence, counts.get(sequence.slot.id, 1)) for sequence in taken]
+        # In the order of slots: a split KV cache takes neighbours together.
+        return sorted((entry for entry in entries if entry[1]), key=lambda entry: entry[0].slot.id), waited
 
-    def view(self) -> tuple[Sequence, int] | None:
-        """The next step with an image: whose, and how many of its tokens as long as it may be cut.
+    def _view(self) -> tuple[Sequence, int] | None:
+        """A step with an image: whose, and how many of its tokens as long as it may be cut.
 
         First come, first served. Beside decoding sequences it is cut as their pace demands, who wait for this step and
         the next one with tokens together.
         """
-        awake = [s for s in self.running if not s.parked and s.leader is None]
+        awake = self._awake()
         ready = [(s, image) for s in awake if (image := s.image) is not None and image.embeddings is not None]
         if not ready:
             return None
@@ -333,7 +400,7 @@ class Scheduler:
 
     def park(self) -> Sequence | None:
         """Evicting was not enough: the newest sequence steps aside until another ends. None where only one runs."""
-        awake = [sequence for sequence in self.running if not sequence.parked and sequence.leader is None]
+        awake = self._awake()
         if len(awake) < 2:
             return None
         newest = max(awake, key=lambda sequence: sequence.order)

@@ -56,7 +56,7 @@ from server.engine.protocol import (
     encode,
 )
 from server.engine.sampler import PENALTY_WINDOW, NothingAllowed, TokenSampler
-from server.engine.scheduler import FEW, Admission, Prefix, Scheduler, Sequence, Slot, common_prefix
+from server.engine.scheduler import FEW, Admission, Prefix, Scheduler, Sequence, Slot, Turn, common_prefix
 from server.engine.shape import Shape
 from server.engine.speculation import MOST, Asked, Lookup, Source, Speculation
 from server.engine.stop import StopSearch
@@ -86,19 +86,6 @@ class Flight:
         """Note that a job is cancelled; whether the step is no longer worth finishing."""
         self._lost += self._tokens.pop(job_id, 0)
         return self._lost >= _ABORT_FROM and 2 * self._lost >= self._total
-
-
-class Before(NamedTuple):
-    """A step that running answers had no part in: with an image or with prompts, and whether it took only as much as
-    the pace allows."""
-
-    tokens: int
-    seconds: float
-    image: bool = False
-    cut: bool = True
-
-
-_NOTHING = Before(0, 0.0)
 
 
 class Drafts(NamedTuple):
@@ -211,11 +198,6 @@ class Worker:
         self._cores = threads, threads if on_gpu else max(1, threads - half)
         self._encoding = False
         self._stalled = False
-        self._apart = plan.split
-        """Whether a step takes either answers or prompts. Where sequences have cells of their own, those of one
-        micro-batch attend over as many each as the longest of them has."""
-        self._before: Before | None = None
-        """The step before this one, if answers waited for it."""
         self._candidates = llama.Candidates(self._vocab.size)
         self._asked = llama.Candidates(self._vocab.size)
         self._scheduler = Scheduler(
@@ -224,6 +206,9 @@ class Worker:
             # A running state cannot be cut; nor can what a copy of a window holds.
             copies=not self._model.recurrent and not (plan.split and self._model.window),
             adjoining=plan.split,
+            # Where sequences have cells of their own, those of one micro-batch attend over as many each as the longest
+            # of them has.
+            apart=plan.split,
             slowdown=spec.prefill_slowdown,
         )
         self._heads = Heads() if plan.split and cuts and slots > 1 else None
@@ -419,35 +404,26 @@ class Worker:
             self._adopt(*follower)
 
     def _step(self) -> None:
-        # In the order of slots: a split KV cache takes neighbours together.
-        before = self._before
-        plan = sorted(self._scheduler.plan(before and before.tokens), key=lambda entry: entry[0].slot.id)
-        view = self._scheduler.view() if self._sight is not None else None
-        self._stalled = not plan and view is None
-        if view is not None and not (plan and before):  # in turn with tokens
-            self._view(*view)
+        turn = self._scheduler.turn()
+        self._stalled = turn is None
+        if turn is None:
             return
-        if not plan:
+        if turn.image:
+            self._view(turn)
             return
-        prompts = [entry for entry in plan if entry[0].prefilling]
-        waited = self._apart and 0 < len(prompts) < len(plan) and before is None
-        if waited:
-            plan = prompts
-        elif self._apart and before is not None and not before.image:
-            plan = [entry for entry in plan if not entry[0].prefilling] or plan
-        # An image that waits for its steps is a prompt too; and while one is encoded there are fewer cores.
-        drafts = self._draft(plan) if view is None and before is None and not self._encoding else _NO_DRAFTS
-        count, rows, due = self._fill(plan, drafts.tokens)
-        if not self._take_off({sequence.job.id: tokens for sequence, tokens in plan}):
+        # While an image is encoded there are fewer cores.
+        drafts = self._draft(turn) if turn.free and not self._encoding else _NO_DRAFTS
+        count, rows, due = self._fill(turn, drafts.tokens)
+        if not self._take_off({sequence.job.id: tokens for sequence, tokens in turn.entries}):
             return
         began = time.monotonic()
         result = self._decode(count)
         self._land()
         seconds = time.monotonic() - began
-        self._before = Before(count, seconds) if waited and result == llama.OK else None
+        self._scheduler.settle(turn, seconds, done=result == llama.OK, tells=not (drafts.tokens or self._encoding))
         if result == llama.OK:
-            decoding = sum(sequence.remaining == 1 for sequence, _ in plan)
-            for sequence, tokens in plan:
+            decoding = sum(sequence.remaining == 1 for sequence, _ in turn.entries)
+            for sequence, tokens in turn.entries:
                 sequence.past += tokens
             confirmed = 0
             logits = self._context.logits(rows) if due else None
@@ -457,18 +433,14 @@ class Worker:
                     self._advance(sequence, logits[row])
                 else:
                     confirmed += self._verify(sequence, draft, logits[row:])
-            drafted = sum(map(len, drafts.tokens.values()))
-            if not self._encoding:  # which makes steps slower
-                if not drafted:
-                    cut = before if before is not None and before.cut else _NOTHING
-                    self._scheduler.pace.note(decoding, count - decoding + cut.tokens, seconds + cut.seconds)
-                if decoding == len(plan):
-                    for speculation in self._speculations if drafts.of is None else [drafts.of]:
-                        speculation.note(decoding, drafted, confirmed, seconds + drafts.seconds)
+            if decoding == len(turn.entries) and not self._encoding:  # which makes steps slower
+                drafted = sum(map(len, drafts.tokens.values()))
+                for speculation in self._speculations if drafts.of is None else [drafts.of]:
+                    speculation.note(decoding, drafted, confirmed, seconds + drafts.seconds)
         elif result == llama.NO_SLOT and drafts.tokens:
             self._undraft = True  # there may be room without them
         else:
-            self._recover(result, [sequence for sequence, _ in plan])
+            self._recover(result, [sequence for sequence, _ in turn.entries])
 
     def _take_off(self, tokens: dict[int, int]) -> bool:
         """Announce a step of so many tokens of each job; False where there is something to take in first."""
@@ -544,8 +516,9 @@ class Worker:
         if self._drafter is not None:
             self._drafter.use_threads(count)
 
-    def _view(self, sequence: Sequence, count: int) -> None:
+    def _view(self, turn: Turn) -> None:
         """One step with an image, or with as much of it as fits."""
+        [(sequence, count)] = turn.entries
         image, sight = sequence.image, self._sight
         assert image is not None and image.embeddings is not None and sight is not None
         begin = sequence.past - image.start
@@ -561,8 +534,8 @@ class Worker:
             causal=sight.projector.causal,
         )
         self._land()
-        seconds = time.monotonic() - began
-        self._before = Before(end - begin, seconds, image=True, cut=sight.projector.causal)
+        taken = replace(turn, entries=((sequence, end - begin),))
+        self._scheduler.settle(taken, time.monotonic() - began, cut=sight.projector.causal)
         if result != llama.OK:
             self._recover(result, [sequence])
             return
@@ -572,19 +545,19 @@ class Worker:
 
     # --- tokens
 
-    def _draft(self, plan: list[tuple[Sequence, int]]) -> Drafts:
+    def _draft(self, turn: Turn) -> Drafts:
         """What running answers may go on with, where there is nothing to prefill beside them."""
         undraft, self._undraft = self._undraft, False
-        if undraft or any(sequence.remaining > 1 for sequence, _ in plan):
+        if undraft or any(sequence.remaining > 1 for sequence, _ in turn.entries):
             return _NO_DRAFTS
         asked = [
             Asked(sequence.job.id, sequence.slot.id, sequence.job.scope, sequence.tokens, room, bool(sequence.images))
-            for sequence, _ in plan
+            for sequence, _ in turn.entries
             # Else an image comes next; or the token that is being decoded is the last but one.
             if sequence.past + 1 == len(sequence.tokens) and (room := self._room(sequence) - 1) > 0
         ]
         for speculation in self._speculations:
-            if asked and (most := speculation.most(len(plan))):
+            if asked and (most := speculation.most(len(turn.entries))):
                 began = time.monotonic()
                 drafts = speculation.source.propose(asked, most)
                 if drafts:
@@ -607,9 +580,7 @@ class Worker:
             self._use_threads(threads.count)
         return result
 
-    def _fill(
-        self, plan: list[tuple[Sequence, int]], drafts: dict[int, array[int]]
-    ) -> tuple[int, int, list[tuple[Sequence, int]]]:
+    def _fill(self, turn: Turn, drafts: dict[int, array[int]]) -> tuple[int, int, list[tuple[Sequence, int]]]:
         """Write the batch; its size, its rows of logits, and the sequences that get some, each with its first row.
 
         A sequence with a draft gets a row for each token of it and one more.
@@ -618,7 +589,7 @@ class Worker:
         token, position, ids, output = batch.token, batch.position, batch.sequence, batch.output
         due = []
         at = rows = 0
-        for sequence, count in plan:
+        for sequence, count in turn.entries:
             past, place = sequence.past, sequence.position
             draft = drafts.get(sequence.job.id)
             if count == 1:

@@ -61,7 +61,7 @@ def test_idle_slots_are_forgotten_before_anyone_steps_aside(bench: Bench, letter
 def test_with_cells_of_their_own_answers_and_prompts_take_steps_in_turn(smollm2: Path, letters: array[int]) -> None:
     bench = Bench(smollm2, context_length=200, speculation=False)
     worker, steps, notes = bench.worker, [], []
-    assert worker._apart
+    assert worker._scheduler._apart
     decode, note = worker._context.decode, worker._scheduler.pace.note
 
     def noted(batch: llama.Batch, count: int) -> int:

@@ -10,7 +10,7 @@ from server.engine import Job, Sampling
 from server.engine.pace import Pace
 from server.engine.projector import Patch
 from server.engine.prompt import Image
-from server.engine.scheduler import Prefix, Scheduler, Sequence, blocks, common_prefix, share
+from server.engine.scheduler import Prefix, Scheduler, Sequence, Turn, blocks, common_prefix, share
 from tests.fixtures.projectors import picture
 
 
@@ -41,6 +41,12 @@ def finished(scheduler: Scheduler, number: int, tokens: list[int], scope: str = 
     return sequence
 
 
+def taken(scheduler: Scheduler) -> list[tuple[Sequence, int]]:
+    """What the next step takes."""
+    turn = scheduler.turn()
+    return [] if turn is None else list(turn.entries)
+
+
 def test_common_prefix() -> None:
     for one, other, length in [([], [1], 0), ([1, 2], [1, 2, 3], 2), ([1, 2, 3], [1, 9, 3], 1), ([5], [6], 0)]:
         assert common_prefix(array("i", one), array("i", other)) == length
@@ -60,7 +66,7 @@ def test_a_step_decodes_everything_and_shares_the_chunk() -> None:
     for number, length in enumerate([1, 20, 3, 1]):
         scheduler.submit(job(number, list(range(length))))
     admitted(scheduler)
-    plan = {sequence.job.id: count for sequence, count in scheduler.plan()}
+    plan = {sequence.job.id: count for sequence, count in taken(scheduler)}
     assert plan == {0: 1, 3: 1, 1: 9, 2: 3}
 
 
@@ -70,17 +76,17 @@ def test_many_that_wait_come_before_few_that_decode() -> None:
         scheduler.submit(job(number, [number, *range(200)]))
     first, *_ = [sequence for sequence, _ in admitted(scheduler)]
     first.past = 200
-    assert sum(count for _, count in scheduler.plan()) == 1 + 64 * 6 // 7
+    assert sum(count for _, count in taken(scheduler)) == 1 + 64 * 6 // 7
     for sequence in scheduler.running[:5]:
         sequence.past = 200
-    assert sum(count for _, count in scheduler.plan()) == 5 + scheduler.pace.chunk
+    assert sum(count for _, count in taken(scheduler)) == 5 + scheduler.pace.chunk
 
 
 def test_a_prefill_alone_takes_the_whole_chunk() -> None:
     scheduler = Scheduler(slots=4, chunk=8)
     scheduler.submit(job(1, list(range(20))))
     admitted(scheduler)
-    assert [count for _, count in scheduler.plan()] == [8]
+    assert [count for _, count in taken(scheduler)] == [8]
 
 
 def test_jobs_wait_in_order_for_a_slot() -> None:
@@ -132,12 +138,12 @@ def test_room_is_made_by_idle_slots_then_by_the_newest_sequence() -> None:
     assert scheduler.evict() is None
     two.past = 1
     assert scheduler.park() is two and two.past == 0
-    assert [sequence for sequence, _ in scheduler.plan()] == [one]
+    assert [sequence for sequence, _ in taken(scheduler)] == [one]
     scheduler.submit(job(9, [9, 9]))
     assert scheduler.admit() is None  # who stepped aside comes first
     assert scheduler.park() is None
     scheduler.release(one)
-    assert [sequence for sequence, _ in scheduler.plan()] == [two]
+    assert [sequence for sequence, _ in taken(scheduler)] == [two]
 
 
 def test_a_beginning_is_copied_from_where_it_is_held() -> None:
@@ -186,7 +192,7 @@ def test_jobs_that_begin_alike_prefill_it_once() -> None:
         scheduler.submit(job(number, [*system, 1000 + number, 7]))
     (leader, _), (second, count), (third, _) = admitted(scheduler)
     assert count == 0 and second.leader is third.leader is leader and second.shared == 200
-    assert scheduler.plan() == [(leader, 64)] and scheduler.awaited() == []
+    assert taken(scheduler) == [(leader, 64)] and scheduler.awaited() == []
     leader.past = 200
     found = scheduler.awaited()
     assert [(sequence, prefix.slot, prefix.count) for sequence, prefix in found] == [
@@ -234,7 +240,7 @@ def test_who_waited_for_a_sequence_that_ends_goes_on_and_leads() -> None:
     assert (follower[1].slot, follower[1].count) == (leader.slot, 64)
     assert second.leader is None and third.leader is second and third.shared == 200
     second.past = 64
-    assert [sequence for sequence, _ in scheduler.plan()] == [second]
+    assert [sequence for sequence, _ in taken(scheduler)] == [second]
     assert scheduler.release(third) is None
 
 
@@ -291,6 +297,14 @@ def test_a_stall_is_not_the_pace() -> None:
     assert pace.chunk < 32, "more than three times 20 ms"
 
 
+def decoding(scheduler: Scheduler, number: int, length: int) -> Sequence:
+    """A sequence of so many tokens that stands at its last."""
+    scheduler.submit(job(number, list(range(1000 * number, 1000 * number + length))))
+    sequence, _ = admit(scheduler)
+    sequence.past = length - 1
+    return sequence
+
+
 def test_images_get_steps_of_their_own_first_come_first_served() -> None:
     scheduler = Scheduler(slots=3, chunk=24)
     for number in range(3):
@@ -300,33 +314,64 @@ def test_images_get_steps_of_their_own_first_come_first_served() -> None:
         patch = Patch(30, 30, np.zeros((1, 30), np.int32), np.ones((1, 30), np.int32))
         sequence.images = (Image(4, 34, picture(1), 0, patch),)
         sequence.seek(0)
-    assert sum(count for _, count in scheduler.plan()) == 12, "up to the images"
-    assert scheduler.view() is None
+    assert sum(count for _, count in taken(scheduler)) == 12, "up to the images"
     for sequence in sequences:
         sequence.seek(4)
-    assert scheduler.plan() == [] and scheduler.view() is None, "they are not encoded"
+    assert scheduler.turn() is None, "they are not encoded"
     for sequence in sequences[1:]:
         sequence.images[0].embeddings = np.zeros((30, 8), np.float32)
-    assert scheduler.view() == (sequences[1], 24)
+    assert scheduler.turn() == Turn(((sequences[1], 24),), image=True)
     sequences[1].seek(28)
-    assert scheduler.view() == (sequences[1], 6)
+    assert scheduler.turn() == Turn(((sequences[1], 6),), image=True)
     sequences[1].seek(34)
     scheduler.pace._chunk = 9.0
-    assert scheduler.plan() == [(sequences[1], 1)] and scheduler.view() == (sequences[2], 7)
+    assert scheduler.turn() == Turn(((sequences[2], 7),), image=True)
     sequences[0].seek(0)
-    assert scheduler.view() == (sequences[2], 3), "where others prefill, they share"
-    assert scheduler.plan(viewed=3) == [(sequences[1], 1), (sequences[0], 4)]
+    view = scheduler.turn()
+    assert view == Turn(((sequences[2], 3),), image=True), "where others prefill, they share"
+    scheduler.settle(view, 0.1)
+    assert scheduler.turn() == Turn(((sequences[0], 4), (sequences[1], 1))), "in turn with tokens"
     sequences[2].leader = sequences[0]
-    assert scheduler.view() is None
+    tokens = scheduler.turn()
+    assert tokens == Turn(((sequences[0], 4), (sequences[1], 1)))
+    scheduler.settle(tokens, 0.1)
+    assert taken(scheduler) == [(sequences[0], 4), (sequences[1], 1)], "it waits for its leader"
 
 
 def test_after_an_image_prompts_get_what_it_has_left_of_the_pace() -> None:
     scheduler = Scheduler(slots=2, chunk=64)
-    for number in range(2):
-        scheduler.submit(job(number, list(range(100 * number, 100 * number + 50))))
-    (first, _), (second, _) = admitted(scheduler)
-    first.past = 49
-    scheduler.pace._chunk = 20.0
-    assert scheduler.plan() == [(first, 1), (second, 20)]
-    assert scheduler.plan(viewed=10) == [(first, 1), (second, 6)]
-    assert scheduler.plan(viewed=64) == [(first, 1), (second, 1)], "prompts always make progress"
+    first = decoding(scheduler, 0, 50)
+    scheduler.submit(job(1, list(range(100, 150))))
+    second, _ = admit(scheduler)
+    for viewed, left in ((0, 20), (10, 6), (64, 1)):
+        scheduler.pace._chunk = 20.0
+        if viewed:
+            scheduler.settle(Turn(((second, viewed),), image=True), 0.1, cut=False)
+        assert taken(scheduler) == [(first, 1), (second, left)], "prompts always make progress"
+
+
+def test_answers_and_prompts_take_steps_in_turn_where_they_are_kept_apart() -> None:
+    scheduler = Scheduler(slots=4, chunk=64, apart=True)
+    first, second = decoding(scheduler, 0, 50), decoding(scheduler, 1, 30)
+    alone = scheduler.turn()
+    assert alone == Turn(((first, 1), (second, 1)), free=True)
+    scheduler.settle(alone, 0.02)
+    scheduler.submit(job(2, list(range(5000, 5200))))
+    prompt, _ = admit(scheduler)
+    chunk = scheduler.pace.chunk
+    for _ in range(3):
+        step = scheduler.turn()
+        assert step == Turn(((prompt, chunk),), waited=True, free=True)
+        scheduler.settle(step, 0.03)
+        prompt.past += chunk
+        scheduler.settle(answers := scheduler.turn(), 0.02)
+        assert answers == Turn(((first, 1), (second, 1)))
+        assert 8 <= scheduler.pace.chunk <= 64
+        chunk = scheduler.pace.chunk
+    assert chunk != 32, "what prompts cost beside answers is learnt from both steps"
+    scheduler.settle(scheduler.turn(), 0.1, done=False)
+    assert taken(scheduler)[0][0] is prompt, "it is done again"
+    first.tokens.extend([1, 2, 3, 4])
+    first.past = 50
+    scheduler.settle(scheduler.turn(), 0.03)
+    assert taken(scheduler) == [(first, 4), (second, 1)], "forced text is of the answer"
