@@ -12,6 +12,7 @@ from pathlib import Path
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
 from server.chat import HelperPool, make_parser
 from server.config import LOOPBACK_HOSTS, Config
@@ -103,10 +104,22 @@ async def _watch(tokens: TokenStore) -> None:
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
     """Unknown paths and methods, in the shape of all our errors; below `/v1`, in that of its clients."""
     assert isinstance(error, HTTPException)
+    # The router knows the methods of the first route of this path alone.
+    headers = {"allow": _methods(request)} if error.status_code == 405 else error.headers
     if request.url.path.startswith("/v1/"):
-        return JSONResponse(no_route(error.status_code, error.detail), error.status_code, error.headers)
+        return JSONResponse(no_route(error.status_code, error.detail), error.status_code, headers)
     content = {"error": {"code": "invalid-request", "message": error.detail}}
-    return JSONResponse(content, error.status_code, error.headers)
+    return JSONResponse(content, error.status_code, headers)
+
+
+def _methods(request: Request) -> str:
+    """All methods of a path (RFC 9110, 10.2.1)."""
+    routes = [
+        each
+        for each in request.app.routes
+        if isinstance(each, Route) and each.matches(request.scope)[0] is not Match.NONE
+    ]
+    return ", ".join(sorted({method for each in routes for method in each.methods or ()}))
 
 
 def _own_name(host: str) -> tuple[str, ...]:

@@ -412,6 +412,8 @@ async def test_unknown_paths_and_methods(site: Site) -> None:
     assert (await site.client.get("/other")).json()["error"]["code"] == "invalid-request"
     response = await site.client.put("/nap/llm", content=b"{}")
     assert response.status_code == 405 and "error" in response.json()
+    assert response.headers.get_list("allow") == ["GET, HEAD, POST"]
+    assert (await site.client.get("/v1/responses")).headers["allow"] == "POST"
     assert (await site.client.get("/docs")).status_code == (await site.client.get("/openapi.json")).status_code == 404
 
 
