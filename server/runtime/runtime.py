@@ -102,6 +102,8 @@ class Runtime:
         self._rate = Rate(self.limits.requests_per_minute)
         self._live: dict[Endpoint, dict[str, LiveGeneration]] = {}
         self._choosing: dict[asyncio.Future[str | None], Endpoint] = {}
+        self._selecting: dict[asyncio.Event, Endpoint] = {}
+        """Selections under way, each with what tells it that its endpoint has ended."""
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._drained_by: float | None = None
@@ -114,12 +116,19 @@ class Runtime:
         """Raises `unsupported` where no connection meets the requirements, `user-cancelled` where the owner says no."""
         self._check_open()
         self._rate.admit(caller.endpoint, self.clock.now())
-        able = await self._able(requirements, caller.select)
-        if not able:
-            raise WireError("unsupported", "no connection meets the requirements")
-        connection, capabilities = (
-            able[0] if caller.select == "default" else await self._choose(caller, able, requirements)
-        )
+        ended = asyncio.Event()
+        self._selecting[ended] = caller.endpoint
+        try:
+            able = await self._able(requirements, caller.select)
+            if not able:
+                raise WireError("unsupported", "no connection meets the requirements")
+            connection, capabilities = (
+                able[0] if caller.select == "default" else await self._choose(caller, able, requirements)
+            )
+        finally:
+            del self._selecting[ended]
+        if ended.is_set():
+            raise _revoked()
         handle = self.handles.issue(caller.endpoint, connection)
         self.changes.notify()
         return self._model(handle, connection, capabilities)
@@ -178,10 +187,11 @@ class Runtime:
     def end(self, ends: Callable[[Endpoint], bool]) -> None:
         """Cancels all work and ends all handles of the endpoints for which `ends` holds."""
         self.handles.end(ends)
-        over = WireError("cancelled", "the authorization of this endpoint has ended")
-        self._settle(lambda live: ends(live.endpoint), over, "revoked")
+        self._settle(lambda live: ends(live.endpoint), _revoked(), "revoked")
         for choice in [each for each, endpoint in self._choosing.items() if ends(endpoint)]:
-            _fail(choice, over)
+            _fail(choice, _revoked())
+        for ended in [each for each, endpoint in self._selecting.items() if ends(endpoint)]:
+            ended.set()
         self.changes.notify()
 
     def end_endpoint(self, endpoint: Endpoint) -> None:
@@ -320,9 +330,13 @@ class Runtime:
             del self._choosing[decision.answer]
         if key is None:
             raise WireError("user-cancelled", "the user declined the selection")
-        connection, capabilities = next(each for each in able if each[0].key == key)
+        connection = next(each for each, _ in able if each.key == key)
+        # Choosing takes time: the connection may be disabled by now, and its file another one.
         if not connection.enabled:
             raise WireError("unsupported", "the chosen connection has been disabled")
+        capabilities = await connection.capabilities()
+        if not meets(connection.config, capabilities, requirements):
+            raise WireError("unsupported", "the chosen connection does not meet the requirements any more")
         return connection, capabilities
 
     async def _handle(self, live: LiveGeneration) -> str:
@@ -651,6 +665,10 @@ def _engine_failure(failed: Failed) -> WireError:
 
 def _selection_changed() -> WireError:
     return WireError("selection-expired", "the selection has changed; select again")
+
+
+def _revoked() -> WireError:
+    return WireError("cancelled", "the authorization of this endpoint has ended")
 
 
 def _shutdown() -> WireError:

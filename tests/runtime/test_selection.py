@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from server.chat import Capabilities
 from server.config import ConnectionConfig, Limits, Restrictions, Source
 from server.engine import EngineError
 from server.wire.records import Message, Requirements, TextPart, ToolCallPart, WireError
@@ -242,6 +244,37 @@ async def test_the_owner_chooses(tmp_path: Path) -> None:
     assert (await failing(task)).code == "cancelled"
     assert world.runtime.decisions.waiting() == ()
     await world.runtime.close()
+
+
+async def test_what_the_owner_chooses_must_still_meet_the_requirements(tmp_path: Path) -> None:
+    world = World(tmp_path / "m", connections=two(tmp_path / "m"))
+    task = asyncio.create_task(world.runtime.select(caller(select="ask"), Requirements(json=True)))
+    while not world.runtime.decisions.waiting():
+        await asyncio.sleep(0)
+    world.file.write_bytes(b"another model")
+    world.chat.capabilities = replace(world.chat.capabilities, json=False)
+    assert world.runtime.decisions.settle_selection(world.runtime.decisions.waiting()[0].id, "b")
+    assert (await failing(task)).code == "unsupported"
+    await world.runtime.close()
+
+
+async def test_a_selection_under_way_ends_with_its_endpoint(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    inspecting, seen = asyncio.Event(), asyncio.Event()
+
+    async def inspect(*_: Any) -> Capabilities:
+        inspecting.set()
+        await seen.wait()
+        return world.chat.capabilities
+
+    monkeypatch.setattr(world.chat, "inspect", inspect)
+    ended = asyncio.create_task(world.runtime.select(caller(account="a"), Requirements()))
+    other = asyncio.create_task(world.runtime.select(caller(account="b"), Requirements()))
+    await inspecting.wait()
+    world.runtime.end_account("shell", "a")
+    seen.set()
+    assert (await failing(ended)).code == "cancelled"
+    assert (await other).name == "First"
+    assert {each.account for each in world.runtime.endpoints()} == {"b"}
 
 
 async def test_concurrency_is_bounded(tmp_path: Path) -> None:
