@@ -52,8 +52,7 @@ class Drafter:
         on_gpu = plan.gpu_layers > 0
         self._model = llama.Model(path, gpu_layers=-1 if on_gpu else 0, repack=repack)
         try:
-            if not self._model.decoder or self._model.recurrent or self._model.window:
-                # What was not confirmed has to be cut off again.
+            if not self._model.decoder or self._model.recurrent:  # what was not confirmed has to be cut off again
                 raise llama.LoadError("the draft model is of a kind that cannot draft")
             if not _agree(self._model, target):
                 raise llama.LoadError("the draft model has another vocabulary")

@@ -161,9 +161,8 @@ class _Planner:
         self.length = spec.context_length or shape.context_trained or _LEAST
         self.slots = spec.slots or SLOTS
         self.projector = projector_bytes(spec.projector) if spec.projector else 0
-        cuts = _cuts(shape)
-        self.drafts = MOST if spec.speculation and cuts else 0
-        self.heads = heads.KEPT if cuts else 0
+        self.drafts = MOST if spec.speculation and not shape.recurrent else 0
+        self.heads = heads.KEPT if not (shape.recurrent or shape.window) else 0
         self.draft = (
             _Planner(_draft_shape(spec.draft), machine, _drafting(spec)) if spec.draft and self.drafts else None
         )
@@ -360,11 +359,6 @@ def _first(choices: Sequence[int], make: Callable[[int], Plan | None]) -> Plan |
     return make(choices[at]) if at < len(choices) else None
 
 
-def _cuts(shape: Shape) -> bool:
-    """Whether the last tokens of a sequence can be forgotten."""
-    return not shape.window and not shape.recurrent
-
-
 def _draft_shape(path: str) -> Shape:
     try:
         return Shape.of(gguf.read(path))
@@ -394,8 +388,8 @@ def _notes(made: Plan, shape: Shape, machine: Machine, spec: ModelSpec) -> Itera
         yield f"context of {made.context_length:,} tokens, not {wanted:,}: there is no memory for more"
     if not spec.slots and made.slots < SLOTS:
         yield f"{made.slots} slots, not {SLOTS}: there is no memory for more"
-    if spec.draft and not _cuts(shape):
-        yield "the draft model is not used: what this one keeps of its past cannot be cut off where a draft was wrong"
+    if spec.draft and shape.recurrent:
+        yield "the draft model is not used: a running state cannot be taken back where a draft was wrong"
     for each in made.devices:
         if (lacking := each.used + _MARGIN - each.free) > 0:
             yield f"{each.name} lacks {lacking / 2**20:,.0f} MiB for what is configured; it is tried nevertheless"

@@ -148,10 +148,9 @@ class Worker:
         backends = llama.backends()
         on_gpu = plan.gpu_layers > 0
         self._length, chunk = plan.context_length, plan.chunk
-        # What is drafted must be cut off again where it was wrong: not out of a running state, nor where a window has
-        # moved on.
-        cuts = not self._model.recurrent and not self._model.window
-        drafts = MOST if spec.speculation and cuts else 0
+        # What is drafted must be cut off again where it was wrong: not out of a running state. Cells that a window has
+        # left are given away by where its sequence stood before the step, so none that is needed again.
+        drafts = MOST if spec.speculation and not self._model.recurrent else 0
         self._batch = llama.Batch(slots + max(chunk, drafts))
         threads = spec.threads or cores()
         self._sight: Sight | None = None
@@ -211,6 +210,7 @@ class Worker:
             apart=plan.split,
             slowdown=spec.prefill_slowdown,
         )
+        cuts = not self._model.recurrent and not self._model.window
         self._heads = Heads() if plan.split and cuts and slots > 1 else None
         self._samplers: dict[int, tuple[TokenSampler, Guard | None]] = {}
         self._stops: dict[int, StopSearch] = {}

@@ -13,6 +13,7 @@ from server.engine import Done, Job, Sampling, drafter, llama, worker
 from server.engine.drafter import Drafter
 from server.engine.messages import ModelSpec
 from server.engine.protocol import Submit
+from server.engine.scheduler import Sequence
 from server.engine.speculation import MOST, Asked, Lookup, Speculation
 from server.engine.worker import best
 from tests.chat.standin import write_model
@@ -55,6 +56,39 @@ def test_a_draft_model_changes_nothing_but_the_number_of_steps(
     greedy = jobs(0, array("i")).sampling == Sampling(temperature=0)
     if drafting == random_model and greedy:
         assert 2 * steps < plainly, "of three sequences each gets five tokens a step"
+
+
+@pytest.mark.parametrize("pool", [False, True])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_drafts_are_cut_off_where_a_window_moves_on(
+    sdist: Path, tmp_path: Path, eager: None, seed: int, pool: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right ones and wrong ones, behind more tokens than the window's cells take, of two that run together."""
+    vocabulary = sdist / "vendor/llama.cpp/models/ggml-vocab-gpt-2.gguf"
+    paths = {number: tmp_path / f"{number}.gguf" for number in {1, seed}}
+    for number, path in paths.items():
+        write_model(path, vocabulary, [], size=600, architecture="gemma3", layers=6, seed=number)
+    if pool:
+        monkeypatch.setattr(worker, "best", sized(1200, 2560))
+    found, rejected = {}, []
+    for draft in (None, str(paths[seed])):
+        bench = Bench(paths[1], context_length=1200, slots=2, speculation=draft is not None, draft=draft)
+        assert bench.worker._model.window == 512
+        verify = bench.worker._verify
+
+        def noted(sequence: Sequence, drafted: array[int], logits: Any, verify: Any = verify) -> int:
+            confirmed: int = verify(sequence, drafted, logits)
+            rejected.append(len(drafted) - confirmed)
+            return confirmed
+
+        bench.worker._verify = noted  # type: ignore[method-assign]
+        for number in range(2):
+            bench.submit(number, array("i", [(13 * n + 7 * number) % 577 for n in range(700)]), 250)
+        bench.run()
+        found[draft] = [(bench.outputs[number], bench.ends[number]) for number in range(2)]
+    plain, drafted = found.values()
+    assert drafted == plain
+    assert len(rejected) >= 50 and (sum(rejected) > 500) == (seed == 2)
 
 
 def test_its_cache_holds_what_it_says(random_model: Path, drafting: Path, eager: None) -> None:
