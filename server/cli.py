@@ -270,10 +270,9 @@ nap-llm completion fish > ~/.config/fish/completions/nap-llm.fish
 
 
 def _port(text: str) -> int:
-    number = int(text)
-    if not 0 <= number < 2**16:
-        raise ValueError
-    return number
+    if not text.isascii() or not text.isdecimal() or int(text) >= 2**16:
+        raise argparse.ArgumentTypeError("must be a number from 0 to 65535")
+    return int(text)
 
 
 def _add_models(parser: argparse.ArgumentParser) -> None:

@@ -62,6 +62,8 @@ def show(options: argparse.Namespace) -> int:
     connection = _connection(options.what, options.models)
     path = cached(connection.source)
     if path is None:
+        if connection.source.path is not None:
+            raise ModelError(f"no model file at {connection.source.path}")
         raise ModelError(f"{label(connection.source)} is not here yet; `nap-llm pull {options.what}` fetches it")
     file = gguf.read(path)
     _describe(path, file, connection)

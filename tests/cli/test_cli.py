@@ -73,6 +73,19 @@ def test_a_wrong_command_line_shows_how(capsys: pytest.CaptureFixture[str], argu
     assert "usage: nap-llm" in err
 
 
+@pytest.mark.parametrize("port", ["70000", "-1", "http"])
+def test_a_port_is_a_number(capsys: pytest.CaptureFixture[str], port: str) -> None:
+    assert "--port: must be a number from 0 to 65535" in run(capsys, "serve", f"--port={port}")[2]
+
+
+def test_a_file_that_nothing_fetches_is_not_called_fetchable(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, _, err = run(capsys, "show", str(tmp_path / "none.gguf"))
+    assert status == 1
+    assert "no model file at" in err and "pull" not in err
+
+
 def test_models_tells_what_the_file_says(tmp_path: Path, smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "models", "--models", str(configuration(tmp_path, smollm2)))
     assert status == 0
