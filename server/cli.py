@@ -204,9 +204,16 @@ nap-llm chat "Weather in Paris?" --tools tools.json --tool-choice get_weather
     pulling.add_argument("what", nargs="*", metavar="WHAT", help=f"{what} (default: all connections)")
     removing.add_argument("what", nargs="+", metavar="WHAT", help=what)
     showing.add_argument("what", metavar="WHAT", help=f"{what}, or the path of a GGUF")
-    lending = command("lend", _lend, "lend this machine to models of another, which names it by `rpc`")
+    lending = command(
+        "lend",
+        _lend,
+        "lend this machine to models of another, which names it by `rpc`",
+        "What it becomes is llama.cpp's RPC server, which knows no passwords and no encryption: only ever in a network"
+        " that you trust.",
+        examples="nap-llm lend --host 10.0.0.2   # its own address there",
+    )
     lending.add_argument("--host", default=DEFAULT_HOST, help="address to listen on (default: %(default)s)")
-    lending.add_argument("--port", type=_port, default=50052, help="(default: %(default)s)")
+    lending.add_argument("--port", type=_port, default=50052, help="port to listen on (default: %(default)s)")
     for each in (models, pulling, listing, removing, showing):
         _add_models(each)
 
