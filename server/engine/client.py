@@ -305,6 +305,8 @@ class Engine:
             counts.cache_read_tokens += end.cache_read_tokens
             counts.cache_hits += end.cache_read_tokens > 0
             counts.forced_tokens += end.forced_tokens
+            counts.drafted_tokens += end.drafted_tokens
+            counts.confirmed_tokens += end.confirmed_tokens
         if not told and self._ready:
             self._send(Cancel(generation.job.id))
         elif not told:

@@ -25,6 +25,10 @@ class Counts:
     """Of all jobs, forced ones included."""
     forced_tokens: int = 0
     """Output tokens of finished jobs that the constraint left no choice about."""
+    drafted_tokens: int = 0
+    """Decoded ahead for finished jobs because their output might go on so."""
+    confirmed_tokens: int = 0
+    """Of these, those that it went on with."""
     restarts: int = 0
     """Attempts to start a worker again after one had died."""
     hangs: int = 0

@@ -139,6 +139,10 @@ class Done:
     """The output itself, without the token that ended it: behind the prompt it is what the sequence held."""
     stopped: bool = False
     """One of the job's stop sequences ended it: `finish` is "stop" and the text is cut before that."""
+    drafted_tokens: int = 0
+    """Tokens decoded ahead because the output might go on so."""
+    confirmed_tokens: int = 0
+    """Of these, those that it went on with."""
 
 
 @dataclass(frozen=True, slots=True)

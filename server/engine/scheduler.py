@@ -45,7 +45,8 @@ class Slot:
 class Sequence:
     """A job in the batch. The first `past` of its `tokens` are in the KV cache, the rest are still to be decoded.
 
-    `output` counts the tokens behind the prompt, `forced` those of them that the grammar left no choice about.
+    `output` counts the tokens behind the prompt, `forced` those of them that the grammar left no choice about,
+    `drafted` what was decoded ahead, `confirmed` what of that the output has; `ahead` is what may yet be confirmed.
     While it has a `leader` it waits for that sequence to prefill the first `shared` tokens, which they have in common.
     `images` stand among the tokens; `edge` is where the next one begins, in whole or in part not yet in the cache.
     """
@@ -58,6 +59,9 @@ class Sequence:
     cache_read: int = 0
     output: int = 0
     forced: int = 0
+    drafted: int = 0
+    confirmed: int = 0
+    ahead: array[int] = field(default_factory=lambda: array("i"))
     parked: bool = False
     leader: Sequence | None = None
     shared: int = 0

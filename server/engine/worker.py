@@ -617,18 +617,15 @@ class Worker:
 
         The draft stands in the KV cache behind `past`: what is confirmed belongs to the past, the rest is cut off.
         """
-        slot, confirmed = sequence.slot, 0
-        while slot.runner is sequence:
-            before = len(sequence.tokens)
-            self._advance(sequence, logits[confirmed])
-            new = sequence.tokens[before:]
-            agreed = common_prefix(new, draft[confirmed:])
-            confirmed += agreed
-            sequence.past += agreed
-            if agreed < len(new) or not new:
-                break
+        slot, before, first = sequence.slot, 0, sequence.past
+        sequence.ahead = draft
+        sequence.drafted += len(draft)
+        while slot.runner is sequence and before < len(sequence.tokens) == sequence.past:
+            before = sequence.past
+            self._advance(sequence, logits[before - first])
+        sequence.ahead = draft[:0]
         self._context.remove(slot.id, sequence.position if slot.runner is sequence else len(slot.tokens) - slot.lag)
-        return confirmed
+        return sequence.past - first
 
     def _advance(self, sequence: Sequence, logits: NDArray[np.float32]) -> None:
         """Sample a sequence's next token and settle it where it ends."""
@@ -673,6 +670,11 @@ class Worker:
             sampler.accept(token)
         sequence.tokens.extend(tokens)
         sequence.output += len(tokens)
+        if sequence.ahead:
+            agreed = common_prefix(array("i", tokens), sequence.ahead)
+            sequence.ahead = sequence.ahead[agreed:]
+            sequence.past += agreed
+            sequence.confirmed += agreed
         search = self._stops.get(job.id)
         if search is not None:
             piece = search.feed(piece)
@@ -709,7 +711,18 @@ class Worker:
             finish = "stop" if stopped else finish
         output = sequence.tokens[prompt:]
         self._settle(
-            sequence, Done(finish, prompt, sequence.output, sequence.cache_read, sequence.forced, output, stopped)
+            sequence,
+            Done(
+                finish,
+                prompt,
+                sequence.output,
+                sequence.cache_read,
+                sequence.forced,
+                output,
+                stopped,
+                sequence.drafted,
+                sequence.confirmed,
+            ),
         )
 
     def _fail(self, sequence: Sequence, code: Literal["provider-error"], reason: str) -> None:

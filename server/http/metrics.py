@@ -125,6 +125,8 @@ def _add_connections(page: _Page, connections: Iterable[Connection]) -> None:
     counter("cache_hits", "Finished jobs that found any there", [(at, c.cache_hits) for at, c in counts])
     counter("output_tokens", "Tokens generated, for whatever came of them", [(at, c.output_tokens) for at, c in counts])
     counter("forced_tokens", "Of finished jobs: forced by the grammar", [(at, c.forced_tokens) for at, c in counts])
+    counter("drafted_tokens", "Of finished jobs: decoded ahead", [(at, c.drafted_tokens) for at, c in counts])
+    counter("confirmed_tokens", "Those of them that the output has", [(at, c.confirmed_tokens) for at, c in counts])
     counter("worker_restarts", "Attempts to start a worker again", [(at, c.restarts) for at, c in counts])
     counter("worker_hangs", "Workers killed for want of progress", [(at, c.hangs) for at, c in counts])
     counter("load_failures", "Loads of a model that failed", [(at, each.failed_loads) for at, each in keyed])

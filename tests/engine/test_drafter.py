@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +86,16 @@ def test_drafts_are_cut_off_where_a_window_moves_on(
         for number in range(2):
             bench.submit(number, array("i", [(13 * n + 7 * number) % 577 for n in range(700)]), 250)
         bench.run()
-        found[draft] = [(bench.outputs[number], bench.ends[number]) for number in range(2)]
+        ends = [bench.ends[number] for number in range(2)]
+        found[draft] = [
+            (bench.outputs[number], replace(end, drafted_tokens=0, confirmed_tokens=0))
+            for number, end in enumerate(ends)
+        ]
     plain, drafted = found.values()
     assert drafted == plain
+    assert all(isinstance(end, Done) for end in ends)
+    told = [end.drafted_tokens - end.confirmed_tokens for end in ends if isinstance(end, Done)]
+    assert sum(told) == sum(rejected)
     assert len(rejected) >= 50 and (sum(rejected) > 500) == (seed == 2)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ Jobs = Callable[[int, "array[int]"], Job]
 
 
 def outputs(path: Path, jobs: Jobs, **spec: Any) -> tuple[list[tuple[bytes, Done]], int]:
-    """What three jobs together give, and the steps it took."""
+    """What three jobs together give, and the steps it took. What was decoded ahead is counted, not told."""
     bench = Bench(path, context_length=400, **spec)
     steps = 0
     decode = bench.worker._context.decode
@@ -94,7 +95,9 @@ def outputs(path: Path, jobs: Jobs, **spec: Any) -> tuple[list[tuple[bytes, Done
     for number in range(3):
         end = bench.ends[number]
         assert isinstance(end, Done), end
-        found.append((bench.outputs[number], end))
+        assert 0 <= end.confirmed_tokens <= min(end.drafted_tokens, end.output_tokens)
+        assert steps + end.confirmed_tokens >= end.output_tokens - end.forced_tokens
+        found.append((bench.outputs[number], replace(end, drafted_tokens=0, confirmed_tokens=0)))
     return found, steps
 
 

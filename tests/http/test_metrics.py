@@ -128,6 +128,7 @@ async def test_what_engines_did_outlives_them(site: Site) -> None:
     counts = site.world.engine.counts
     counts.prompt_tokens, counts.cache_read_tokens, counts.cache_hits, counts.finished = 30, 20, 1, 2
     counts.output_tokens, counts.forced_tokens, counts.restarts, counts.hangs = 12, 5, 3, 1
+    counts.drafted_tokens, counts.confirmed_tokens = 9, 4
     counts.gaps.observe(0.004, 9)
     expected = {
         "jobs_finished_total": 2,
@@ -136,6 +137,8 @@ async def test_what_engines_did_outlives_them(site: Site) -> None:
         "cache_hits_total": 1,
         "output_tokens_total": 12,
         "forced_tokens_total": 5,
+        "drafted_tokens_total": 9,
+        "confirmed_tokens_total": 4,
         "worker_restarts_total": 3,
         "worker_hangs_total": 1,
         "inter_token_seconds_count": 9,
