@@ -346,6 +346,27 @@ async def test_another_model_is_another_table(
 # --- conformance
 
 
+@runs("A draft model", 1)
+async def test_a_draft_model_is_a_file_more(
+    examples: tuple[Block, ...], tmp_path: Path, seers: dict[str, Seer]
+) -> None:
+    """Where the example has files of the hub, there is a tiny one, which drafts for itself."""
+    (example,) = examples
+    files = re.sub(r'(source|draft)\.huggingface = ".+"', rf'\1.path = "{seers["mlp"].model}"', example.text)
+    assert files.count(str(seers["mlp"].model)) == 2
+    (tmp_path / "models.toml").write_text(files)
+    config, tokens = load_config(tmp_path / "models.toml"), TokenStore(tmp_path / "state")
+    app = create_app(config, tokens=tokens)
+    async with listening(app) as port:
+        token = tokens.create("shell", consent="always")
+        async with Client(f"http://127.0.0.1:{port}", token) as client:
+            model = await client.select(Requirements(model="qwen3-32b"))
+            conversation = Conversation(client, model, max_tokens=20)
+            assert (await conversation.send("Hello")).text
+        (connection,) = app.state.runtime.connections
+        assert connection.loaded._spec.draft == str(seers["mlp"].model)
+
+
 @runs("Conformance", 1)
 def test_the_cases_against_a_running_server(examples: tuple[Block, ...], served: Served) -> None:
     """One case for each token, and one that such a server cannot be made to show; all run by themselves elsewhere."""
