@@ -64,12 +64,13 @@ class Complete:
 
     async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._check_enabled()
-        caller = authenticate(scope, self._tokens)
+        authenticate(scope, self._tokens)
         require_json(scope)
         live: LiveGeneration | None = None
         try:
             body = await read_body(scope, receive, self._runtime.limits.body_bytes)
             request = await read_with(self._read, body)
+            caller = authenticate(scope, self._tokens)  # anew: it may have been revoked meanwhile
             live = self._runtime.generate(caller, secrets.token_hex(16), request.generation, self._options(request))
             with watching(receive, live.abandon):
                 outcome = await live.result()

@@ -88,7 +88,7 @@ class Nap:
 
     async def operate(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._check_enabled()
-        caller = authenticate(scope, self._tokens)
+        authenticate(scope, self._tokens)
         require_json(scope)
         streamed = _accepts_events(scope)
         try:
@@ -102,6 +102,8 @@ class Nap:
             result = error_result(bad.result_type, bad.id, bad.error)
             await _terminal(send, result, streamed and bad.result_type == RESULT)
             return
+        # Anew: a body takes as long as its sender likes, and the token may have been revoked meanwhile.
+        caller = authenticate(scope, self._tokens)
         if isinstance(envelope, Generate):
             await self._generate(caller, envelope, streamed, receive, send)
         else:

@@ -285,6 +285,36 @@ async def test_a_token_revoked_outside_ends_its_work_without_a_restart(site: Sit
     assert response.status_code == 401
 
 
+@pytest.mark.parametrize("path", ["/nap/llm", "/llm/complete", "/v1/chat/completions", "/v1/responses"])
+async def test_a_token_revoked_while_its_request_is_still_coming_starts_nothing(
+    site: Site, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    requests = {
+        "/nap/llm": await site.generation(),
+        "/llm/complete": {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]},
+        "/v1/chat/completions": {"model": "first", "messages": [{"role": "user", "content": "hello"}]},
+        "/v1/responses": {"model": "first", "input": "hello"},
+    }
+    looked_up, find = asyncio.Event(), site.tokens.find
+
+    def finding(token: str) -> Any:
+        looked_up.set()
+        return find(token)
+
+    monkeypatch.setattr(site.tokens, "find", finding)
+
+    async def body() -> Any:
+        whole = json.dumps(requests[path]).encode()
+        yield whole[:10]
+        await looked_up.wait()
+        site.tokens.revoke("shell")
+        yield whole[10:]
+
+    response = await site.client.post(path, content=body(), headers={"content-type": "application/json"})
+    assert response.status_code == 401
+    assert site.world.engine.runs == []
+
+
 UNCORRELATED = {
     "no JSON": b"{",
     "empty": b"",

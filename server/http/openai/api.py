@@ -84,7 +84,7 @@ class OpenAI:
         return Asgi(answer)
 
     async def _generate(self, read: Read, prefix: str, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = self._caller(scope)
+        self._caller(scope)
         require_json(scope)
         limits = self._runtime.limits
         body = await read_body(scope, receive, limits.body_bytes)
@@ -93,6 +93,7 @@ class OpenAI:
             return read(read_json(body, max_depth=limits.json_depth))
 
         asked = await read_with(asking, body)
+        caller = self._caller(scope)  # anew: the token may have been revoked meanwhile
         connection = self._connection(asked.model)
         try:
             live = self._runtime.generate(
