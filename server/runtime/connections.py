@@ -114,8 +114,9 @@ class Connection:
         return self.config.key
 
     async def ready(self) -> Path:
-        """The model's file, and what belongs to it, found or fetched. Raises `provider-error` with a safe reason."""
-        if self._path is None:
+        """The model's file, and what belongs to it, found or fetched, again where it has been removed. Raises
+        `provider-error` with a safe reason."""
+        if not self.revalidate():
             try:
                 if self.config.mmproj is not None:
                     self._projector = await asyncio.to_thread(self._fetch_file, self.config.mmproj)
@@ -126,8 +127,9 @@ class Connection:
             except Exception as error:
                 log.warning("connection %s: its file cannot be had (%s)", self.key, type(error).__name__)
                 raise WireError("provider-error", "the connection's model file cannot be had") from None
-        if not self.revalidate():
-            raise WireError("provider-error", "the connection's model file cannot be read")
+            if not self.revalidate():
+                raise WireError("provider-error", "the connection's model file cannot be read")
+        assert self._path is not None
         return self._path
 
     def revalidate(self) -> bool:

@@ -96,6 +96,22 @@ async def test_a_changed_file_ends_handles_and_engine(world: World) -> None:
     assert (await failing(world.runtime.select(caller(), Requirements()))).code == "provider-error"
 
 
+async def test_a_removed_file_is_fetched_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched: list[Source] = []
+
+    def fetch(source: Source) -> Path:
+        fetched.append(source)
+        world.file.write_bytes(b"fetched")
+        return world.file
+
+    monkeypatch.setattr(world.runtime.connections[0], "_fetch_file", fetch)
+    first = await world.runtime.select(caller(), Requirements())
+    assert (await world.runtime.select(caller(), Requirements())).handle == first.handle
+    world.file.unlink()
+    assert (await world.runtime.select(caller(), Requirements())).handle != first.handle
+    assert len(fetched) == 2
+
+
 async def test_a_disabled_connection_ends_its_handles(world: World) -> None:
     model = await world.runtime.select(caller(), Requirements())
     world.runtime.connections[0].enabled = False
