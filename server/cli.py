@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import logging
 import os
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import get_args
+from urllib.parse import urlsplit
 
 from server import library, rpc
 from server.config import Config, ConfigError, Source, load_config
@@ -165,6 +167,7 @@ nap-llm chat "Weather in Paris?" --tools tools.json --tool-choice get_weather
     _add_url(chatting)
     chatting.add_argument(
         "--token",
+        type=_secret,
         default=os.environ.get("NAP_LLM_TOKEN"),
         help="a shell's token, which other users may see here (default: $NAP_LLM_TOKEN, else one made in --state for as"
         " long as this runs)",
@@ -282,6 +285,21 @@ def _port(text: str) -> int:
     return int(text)
 
 
+def _url(text: str) -> str:
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(text)
+        # Reading the port refuses one that is no number.
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return text
+    raise argparse.ArgumentTypeError(f"must be an address such as http://{DEFAULT_HOST}:{DEFAULT_PORT}")
+
+
+def _secret(text: str) -> str:
+    if not all("!" <= character <= "~" for character in text):
+        raise argparse.ArgumentTypeError("has characters that no token has")
+    return text
+
+
 def _add_models(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--models", type=Path, default=Path("models.toml"), metavar="FILE", help="configuration (default: %(default)s)"
@@ -291,6 +309,7 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
 def _add_url(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url",
+        type=_url,
         default=f"http://{DEFAULT_HOST}:{DEFAULT_PORT}",
         help="where the server answers (default: %(default)s)",
     )

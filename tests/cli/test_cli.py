@@ -78,6 +78,23 @@ def test_a_port_is_a_number(capsys: pytest.CaptureFixture[str], port: str) -> No
     assert "--port: must be a number from 0 to 65535" in run(capsys, "serve", f"--port={port}")[2]
 
 
+@pytest.mark.parametrize(
+    "url", ["", "127.0.0.1:8033", "http://", "http://[", "http://h:99999", "http://h:8 0", "ftp://h"]
+)
+def test_an_address_is_one_of_the_web(capsys: pytest.CaptureFixture[str], url: str) -> None:
+    for command in ("chat", "console"):
+        status, _, err = run(capsys, command, "--url", url)
+        assert status == 2
+        assert "--url: must be an address such as http://127.0.0.1:8033" in err
+
+
+@pytest.mark.parametrize("token", ["\u00e9", "a b", "a\n"])
+def test_what_cannot_be_a_token_is_not_sent(capsys: pytest.CaptureFixture[str], token: str) -> None:
+    status, _, err = run(capsys, "chat", "hello", "--token", token)
+    assert status == 2
+    assert "--token: has characters that no token has" in err
+
+
 def test_a_file_that_nothing_fetches_is_not_called_fetchable(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
