@@ -186,15 +186,16 @@ def _print_plan(made: Plan, connection: ConnectionConfig) -> None:
     where = "on the CPU" if not made.devices else f"{made.gpu_layers} layers on the GPU"
     experts = f", experts of {made.cpu_experts} layers on the CPU" if made.cpu_experts else ""
     cells = f"{made.cells:,} cells as {made.kv_type}, {'each slot its own' if made.split else 'one pool for all'}"
-    _print(f"  plan      {where}{experts}; {made.slots} slots of {made.context_length:,} tokens; {cells}")
+    own = "; its last layer drafts" if made.mtp else ""
+    _print(f"  plan      {where}{experts}; {made.slots} slots of {made.context_length:,} tokens; {cells}{own}")
     for share in (*made.devices, made.host):
         repacked = f" ({share.repacked / 2**20:,.1f} laid out anew)" if share.repacked else ""
         heads = f", beginnings of prompts {share.heads / 2**20:,.1f}" if share.heads else ""
         images = f", images {share.images / 2**20:,.1f}" if share.images else ""
-        draft = f", draft model {share.draft / 2**20:,.1f}" if share.draft else ""
+        drafts = f", drafts {share.drafts / 2**20:,.1f}" if share.drafts else ""
         _print(
             f"            {share.name}: weights {share.weights / 2**20:,.1f} MiB{repacked},"
-            f" KV cache {share.kv / 2**20:,.1f}, compute {share.compute / 2**20:,.1f}{heads}{images}{draft};"
+            f" KV cache {share.kv / 2**20:,.1f}, compute {share.compute / 2**20:,.1f}{heads}{images}{drafts};"
             f" {share.used / 2**20:,.1f} of {share.free / 2**20:,.0f} free"
         )
     for note in made.notes:

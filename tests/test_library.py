@@ -75,8 +75,8 @@ def test_plans_are_printed_for_every_connection(
     assert re.search(r"49 layers on the GPU, experts of \d+ layers on the CPU", said)
     share = r"Imagined GPU: weights [\d,.]+ MiB, KV cache [\d,.]+, compute [\d,.]+{}; [\d,.]+ of 12,288 free"
     assert len(re.findall(share.format(""), said)) == 1
-    assert len(re.findall(share.format(r", draft model [\d,.]+"), said)) == 1
-    assert len(re.findall(r"RAM: weights .*, images 256\.0, draft model [\d,.]+; ", said)) == 1
+    assert len(re.findall(share.format(r", drafts [\d,.]+"), said)) == 1
+    assert len(re.findall(r"RAM: weights .*, images 256\.0, drafts [\d,.]+; ", said)) == 1
     assert "the experts of the first" in said and "there is no memory for more" in said
     assert "not here yet" in said
     assert "  plan  " not in run(capsys, "models", "--models", str(models))

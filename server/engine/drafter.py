@@ -17,10 +17,7 @@ from numpy.typing import NDArray
 from server.engine import llama
 from server.engine.plan import Plan
 from server.engine.scheduler import common_prefix
-from server.engine.speculation import MOST, Asked
-
-_SURE = 0.5
-"""The least share of the likeliest token."""
+from server.engine.speculation import MOST, Asked, sure
 
 _COPIED = 64
 """Tokens by which another slot must hold more of a sequence than its own, for a copy to pay."""
@@ -102,7 +99,7 @@ class Drafter:
             feed = []
             for each, row in zip(due, logits, strict=True):
                 draft, token = drafts[each.job], int(row.argmax())
-                if token < self._known and token not in self._ends and _share(row, token) >= _SURE:
+                if token < self._known and token not in self._ends and sure(row, token):
                     draft.append(token)
                     if len(draft) < min(most, each.room):
                         feed.append((each, draft[-1:]))
@@ -164,11 +161,6 @@ class Drafter:
         for slot, held in enumerate(self._held):
             self._context.remove(slot)
             held.tokens = held.tokens[:0]
-
-
-def _share(row: NDArray[np.float32], token: int) -> float:
-    """The probability of a token."""
-    return float(1 / np.exp(row - row[token]).sum())
 
 
 def _agree(one: llama.Model, other: llama.Model) -> bool:

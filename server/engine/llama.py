@@ -16,7 +16,7 @@ import socket
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -459,9 +459,12 @@ class Context:
         """
         counts = Counter(decoded)
         together = len(set(counts.values())) == 1 and len(decoded) <= self._batch
-        neighbours = not self._split or max(counts, default=0) - min(counts, default=0) == len(counts) - 1
-        self._fresh = dict(counts) if together and neighbours else {}
+        self._fresh = dict(counts) if together and self.takes_back(counts.keys()) else {}
         self._cut -= counts.keys()
+
+    def takes_back(self, sequences: Collection[int]) -> bool:
+        """Whether of a running state tokens can be removed again that these sequences decode together, each as many."""
+        return not self._split or max(sequences) - min(sequences) == len(sequences) - 1
 
     def use_threads(self, count: int) -> None:
         """From the next decode on."""

@@ -14,30 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.engine import llama
-from server.engine.gguf import Gguf
 from server.engine.plan import Plan
-from server.engine.speculation import MOST, Asked
-
-_SURE = 0.5
-"""The least share of the likeliest token."""
-
-_SINGLE = frozenset(
-    ("bailingmoe3", "deepseek2", "deepseek32", "glm-dsa", "glm4moe", "hy_v3", "nemotron_h_moe", "qwen35", "qwen35moe")
-)
-"""Architectures of which llama.cpp runs such a layer with a plain KV cache. Others chain several, see a window alone,
-or share the model's memory."""
+from server.engine.speculation import MOST, Asked, sure
 
 Rows = NDArray[np.float32]
 Tokens = NDArray[np.int32] | Sequence[int]
-
-
-def guesses(file: Gguf) -> bool:
-    """Whether a model has one such layer that llama.cpp can run. It ends the process over others."""
-    name = file.architecture
-    if name not in _SINGLE or file.number(f"{name}.nextn_predict_layers", 0) != 1 or not llama.shows_hidden():
-        return False
-    needed = f"blk.{file.number(f'{name}.block_count') - 1}.nextn.eh_proj.weight"
-    return any(tensor.name == needed for tensor in file.tensors)
 
 
 class Mtp:
@@ -202,7 +183,7 @@ class Mtp:
     def _extend(self, draft: array[int], row: Rows, most: int) -> bool:
         """Add the likeliest token; whether there may be another."""
         token = int(row.argmax())
-        if token in self._eog or 1 / np.exp(row - row[token]).sum() < _SURE:
+        if token in self._eog or not sure(row, token):
             return False
         draft.append(token)
         return len(draft) < most

@@ -79,12 +79,12 @@ class Share:
     """What beginnings of prompts may take beside the KV cache."""
     images: int = 0
     """What embeddings of images may take, kept for those who show the same one again."""
-    draft: int = 0
-    """All that the draft model takes."""
+    drafts: int = 0
+    """All that a draft model takes, or the layer that guesses beside what it takes as one of the model's."""
 
     @property
     def used(self) -> int:
-        return max(self.weights, self.repacked) + self.kv + self.compute + self.heads + self.images + self.draft
+        return max(self.weights, self.repacked) + self.kv + self.compute + self.heads + self.images + self.drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,10 @@ class Plan:
     """Tokens of one step."""
     host: Share
     devices: tuple[Share, ...]
+    snapshots: int = 0
+    """Of a running state: so many of the last tokens can be taken back."""
+    mtp: bool = False
+    """Whether the model's last layer drafts (multi-token prediction)."""
     notes: tuple[str, ...] = ()
     """What is less than the model has or the machine could want, and why."""
 
@@ -127,6 +131,7 @@ def plan(shape: Shape, machine: Machine, spec: ModelSpec) -> Plan:
     """The best that fits; where what is configured does not, that nevertheless, with a note."""
     planner = _Planner(shape, machine, spec)
     made = planner.on_gpus() if machine.devices and spec.gpu_layers != 0 else planner.on_cpu()
+    made = planner.with_snapshots(made)
     return replace(made, notes=tuple(_notes(made, shape, machine, spec)))
 
 
@@ -161,7 +166,8 @@ class _Planner:
         self.length = spec.context_length or shape.context_trained or _LEAST
         self.slots = spec.slots or SLOTS
         self.projector = projector_bytes(spec.projector) if spec.projector else 0
-        self.drafts = MOST if spec.speculation and not shape.recurrent else 0
+        self.drafts = MOST if spec.speculation and shape.cuts else 0
+        self.mtp = bool(self.drafts) and shape.guesses and not spec.draft
         self.heads = heads.KEPT if not (shape.recurrent or shape.window) else 0
         self.draft = (
             _Planner(_draft_shape(spec.draft), machine, _drafting(spec)) if spec.draft and self.drafts else None
@@ -178,6 +184,7 @@ class _Planner:
         gpu_layers: int = 0,
         cpu_experts: int = 0,
         slots: int = 0,
+        snapshots: int = 0,
     ) -> Plan:
         """The plan of these choices."""
         shape, slots, on_gpu = self.shape, slots or self.slots, gpu_layers > 0
@@ -190,13 +197,15 @@ class _Planner:
         values = max(layer.values for layer in shape.layers)
         window = self._window_cells(cells, slots, batch, split)
         for at, layer in enumerate(shape.layers):
+            if at >= count - shape.spare and not self.mtp:
+                continue
             where = self._device(at, gpu_layers, count)
             outside = layer.experts if at < cpu_experts else 0
             weights[where] += layer.weights - outside
             weights[-1] += outside
             width = layer.keys + (values if layer.values and not flash else layer.values)
             kept = window * (slots if split else 1) if layer.windowed and shape.window else cells
-            caches[where] += int(kept * width * element_bytes(kv)) + slots * layer.state
+            caches[where] += int(kept * width * element_bytes(kv)) + slots * layer.state * (1 + snapshots)
         weights[self._device(count, gpu_layers, count)] += shape.output
         weights[-1] += shape.embedding
         if not on_gpu:
@@ -226,14 +235,24 @@ class _Planner:
         if self.draft is not None:
             layers = len(self.draft.shape.layers) + 1 if on_gpu else 0
             beside = self.draft.lay(cells, split=split, kv=kv, gpu_layers=layers, slots=slots)
-            host = replace(host, draft=replace(beside.host, heads=0).used)
-            devices = tuple(replace(share, draft=its.used) for share, its in zip(devices, beside.devices, strict=True))
+            host = replace(host, drafts=replace(beside.host, heads=0).used)
+            devices = tuple(replace(share, drafts=its.used) for share, its in zip(devices, beside.devices, strict=True))
+        elif self.mtp:
+            # A context more, of one layer; and hidden states, as they come out, go in, and wait.
+            where = self._device(count - 1, gpu_layers, count)
+            host = replace(host, drafts=4 * (slots * shape.vocabulary + 3 * batch * shape.width))
+            if where < 0:
+                host = replace(host, drafts=host.drafts + compute)
+            else:
+                devices = tuple(
+                    replace(share, drafts=compute if at == where else 0) for at, share in enumerate(devices)
+                )
         if on_gpu and gpu_layers > count and not cpu_experts:
             # The CPU's part is what goes in: embeddings and masks.
             entering = 4 * batch * shape.width + 2 * batch * (cells + window)
             host = replace(host, compute=entering + self._outputs(slots))
         length = min(self.length, cells)
-        return Plan(length, slots, cells, split, kv, gpu_layers, cpu_experts, batch, host, devices)
+        return Plan(length, slots, cells, split, kv, gpu_layers, cpu_experts, batch, host, devices, snapshots, self.mtp)
 
     def _device(self, layer: int, gpu_layers: int, count: int) -> int:
         """Which device has a layer, -1: the CPU. The last layers go to GPUs, in proportion to their free memory."""
@@ -276,6 +295,30 @@ class _Planner:
 
     # --- the choice
 
+    def with_snapshots(self, made: Plan) -> Plan:
+        """The same with as many snapshots of running states as there is memory for beside."""
+        if not (self.shape.recurrent and self.drafts):
+            return made
+        for count in (MOST, 8, 4, 2):
+            more = self.lay(
+                made.cells,
+                split=made.split,
+                kv=made.kv_type,
+                gpu_layers=made.gpu_layers,
+                cpu_experts=made.cpu_experts,
+                slots=made.slots,
+                snapshots=count,
+            )
+            if more.fits if made.devices else self._modest(more):
+                return more
+        return made
+
+    def _modest(self, made: Plan) -> bool:
+        """Whether the KV cache, and what is kept beside it, take at most a quarter of RAM, and no more than is free
+        beside the weights."""
+        budget = min(self.machine.memory // 4, max(0, self.machine.free - self.shape.size))
+        return made.host.kv + made.host.heads + made.host.drafts <= budget
+
     def on_cpu(self) -> Plan:
         """Every slot gets cells of its own for all its tokens where these, and what is kept beside them, take at most a
         quarter of the memory: steps are quicker so. Else there are fewer: enough for two full sequences or 16,384
@@ -284,15 +327,14 @@ class _Planner:
         as long as it takes in one sequence of the configured length.
         """
         spec, kv = self.spec, self.spec.kv_type or "f16"
-        budget = min(self.machine.memory // 4, max(0, self.machine.free - self.shape.size))
         own = self.slots * _padded(self.length)
         split = self.lay(own, split=True, kv=kv)
-        if split.host.kv + split.host.heads + split.host.draft <= budget:
+        if self._modest(split):
             return split
         wanted = self._pool()
         floor = min(wanted, _padded(spec.context_length or _LEAST // 2))
         for slots in self._slot_choices():
-            made = self._most(floor, wanted, lambda made: made.host.kv + made.host.draft <= budget, kv=kv, slots=slots)
+            made = self._most(floor, wanted, self._modest, kv=kv, slots=slots)
             if made is not None:
                 return made
         return self.lay(floor, kv=kv, slots=self._slot_choices()[-1])
@@ -388,7 +430,7 @@ def _notes(made: Plan, shape: Shape, machine: Machine, spec: ModelSpec) -> Itera
         yield f"context of {made.context_length:,} tokens, not {wanted:,}: there is no memory for more"
     if not spec.slots and made.slots < SLOTS:
         yield f"{made.slots} slots, not {SLOTS}: there is no memory for more"
-    if spec.draft and shape.recurrent:
+    if spec.draft and shape.recurrent and not made.snapshots:
         yield "the draft model is not used: a running state cannot be taken back where a draft was wrong"
     for each in made.devices:
         if (lacking := each.used + _MARGIN - each.free) > 0:

@@ -27,6 +27,16 @@ _RECURRENT = frozenset(("mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwk
 """All of whose layers keep a running state and nothing else."""
 
 
+_ROLLS_BACK = frozenset(("bailingmoe3", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe"))
+"""Of whose running states llama.cpp can keep copies of the last tokens (`llm_arch_supports_rs_rollback`)."""
+
+_GUESSES = frozenset(
+    ("bailingmoe3", "deepseek2", "deepseek32", "glm-dsa", "glm4moe", "hy_v3", "nemotron_h_moe", "qwen35", "qwen35moe")
+)
+"""Of which llama.cpp runs a layer that guesses the token after the next with a plain KV cache. Others chain several,
+see a window alone, or share the model's memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     weights: int
@@ -65,10 +75,19 @@ class Shape:
     experts_met: int
     window: int
     """Tokens of the sliding window; 0: none."""
+    spare: int = 0
+    """Layers, the last, that guess tokens after the next (MTP); a model does without them."""
+    guesses: bool = False
+    """Whether these are one, and such that llama.cpp can run it: it ends the process over others."""
 
     @property
     def recurrent(self) -> bool:
         return any(layer.state for layer in self.layers)
+
+    @property
+    def cuts(self) -> bool:
+        """Whether drafts that were wrong can be taken back: a running state is one of all that came before."""
+        return not self.recurrent or self.architecture in _ROLLS_BACK
 
     @property
     def experts(self) -> int:
@@ -148,7 +167,14 @@ class _Reading:
             feed_forward=feed_forward,
             experts_met=met,
             window=self.one("attention.sliding_window", 0) if any(self._windowed()) else 0,
+            spare=self._spare(),
+            guesses=self._spare() == 1 and self._name in _GUESSES,
         )
+
+    def _spare(self) -> int:
+        needed = f"blk.{self._count - 1}.nextn.eh_proj.weight"
+        said = self.one("nextn_predict_layers", 0)
+        return min(said, self._count - 1) if any(tensor.name == needed for tensor in self._file.tensors) else 0
 
     def _vocabulary(self) -> int:
         tokens = self._file.metadata.get("tokenizer.ggml.tokens")
@@ -215,8 +241,9 @@ class _Reading:
         if not state:
             return [0] * self._count
         every = self.one("full_attention_interval", 4 if self._name in ("qwen3next", "qwen35", "qwen35moe") else 0)
-        if every:
-            return [0 if (at + 1) % every == 0 else 4 * state for at in range(self._count)]
+        if every:  # what guesses, behind the others, attends
+            own = self._count - self.one("nextn_predict_layers", 0)
+            return [0 if (at + 1) % every == 0 or at >= own else 4 * state for at in range(self._count)]
         if self._name in _RECURRENT or not self._either:
             return [4 * state] * self._count
         return [0 if count else 4 * state for count in key_heads]

@@ -3,7 +3,7 @@
 Each is kept only where it is what the sampler takes, or the grammar forces, at its place. The output is thus
 distributed as without them (for one fixed draft, Leviathan et al. 2023, "Fast inference from transformers via
 speculative decoding", comes to just that). Where drafts come from: `Lookup` here, for outputs that copy (an edited
-text, a tool's arguments); a smaller model (`drafter.py`).
+text, a tool's arguments); a smaller model (`drafter.py`); a layer of the model itself (`mtp.py`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from itertools import takewhile
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 MOST = 16
 """Drafted tokens of one step, all sequences together."""
+_SURE = 0.5
+"""The least share of the likeliest token, for a model that guesses."""
 _KEY = 3
 """As many last tokens must have stood side by side before."""
 _SMOOTH = 0.2
@@ -44,6 +47,11 @@ class Source(Protocol):
 
     def propose(self, asked: Sequence[Asked], most: int) -> dict[int, array[int]]:
         """By job, up to so many tokens of each and `MOST` in all."""
+
+
+def sure(row: NDArray[np.float32], token: int) -> bool:
+    """Whether these logits hold a token to be likely enough to be drafted."""
+    return bool(1 / np.exp(row - row[token]).sum() >= _SURE)
 
 
 class Lookup:

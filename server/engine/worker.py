@@ -36,6 +36,7 @@ from server.engine.encoder import Encoded, Encoder
 from server.engine.heads import Head, Heads
 from server.engine.logprobs import Logprobs, certain
 from server.engine.messages import Done, EngineError, Failed, Job, ModelInfo, ModelSpec
+from server.engine.mtp import Mtp
 from server.engine.pixels import Arriving
 from server.engine.plan import Plan, crowded, plans
 from server.engine.projector import Projector, ProjectorError
@@ -138,7 +139,10 @@ class Worker:
         slots = plan.slots
         self._memory = ExitStack()
         """What is given back after a load that failed, for the next to use."""
-        self._model = llama.Model(spec.path, gpu_layers=plan.gpu_layers, cpu_experts=plan.cpu_experts, repack=repack)
+        guesses = plan.mtp and llama.shows_hidden()
+        self._model = llama.Model(
+            spec.path, gpu_layers=plan.gpu_layers, cpu_experts=plan.cpu_experts, repack=repack, mtp=guesses
+        )
         self._memory.callback(self._model.close)
         if not self._model.decoder:
             raise llama.LoadError("the model is no causal language model")
@@ -148,9 +152,10 @@ class Worker:
         backends = llama.backends()
         on_gpu = plan.gpu_layers > 0
         self._length, chunk = plan.context_length, plan.chunk
-        # What is drafted must be cut off again where it was wrong: not out of a running state. Cells that a window has
-        # left are given away by where its sequence stood before the step, so none that is needed again.
-        drafts = MOST if spec.speculation and not self._model.recurrent else 0
+        # What is drafted must be cut off again where it was wrong: out of a running state as far as there are snapshots
+        # of it. Cells that a window has left are given away by where its sequence stood before the step, so none that
+        # is needed again.
+        drafts = MOST if spec.speculation and (plan.snapshots or not self._model.recurrent) else 0
         self._batch = llama.Batch(slots + max(chunk, drafts))
         threads = spec.threads or cores()
         self._sight: Sight | None = None
@@ -178,15 +183,24 @@ class Worker:
                 flash=plan.flash,
                 kv_type=plan.kv_type,
                 outputs=slots + drafts,
+                hidden=guesses,
+                snapshots=plan.snapshots,
             )
             self._memory.callback(self._context.close)
-            self._drafter: Drafter | None = None
+            if self._model.recurrent and not self._context.snapshots:
+                drafts = 0
+            self._drafter: Drafter | Mtp | None = None
             if spec.draft is not None and drafts:
                 self._drafter = Drafter(spec.draft, self._model, plan, threads=threads, repack=repack)
+            elif guesses and drafts:
+                self._drafter = Mtp(self._model, plan, threads=threads)
+            if self._drafter is not None:
                 self._memory.callback(self._drafter.close)
         except llama.LoadError:
             self.close()
             raise
+        self._mtp = self._drafter if isinstance(self._drafter, Mtp) else None
+        """Where it is the model itself that drafts: it is told of all that the KV cache gets."""
         sources: list[Source] = [Lookup()] if drafts else []
         if self._drafter is not None:
             sources.append(self._drafter)
@@ -329,7 +343,7 @@ class Worker:
         """Prepare a new sequence: the memory of its slot, and its sampler."""
         sequence, rescue = admission.sequence, admission.rescue
         job = sequence.job
-        if rescue is not None and not self._context.copy(sequence.slot.id, rescue.id, len(rescue.tokens) - rescue.lag):
+        if rescue is not None and not self._copied(sequence.slot, rescue, len(rescue.tokens) - rescue.lag):
             rescue.tokens = rescue.tokens[:0]
         if self._sight is not None:
             sequence.images = self._sight.images.pop(job.id, ())
@@ -362,6 +376,8 @@ class Worker:
             keep = 0  # what the window needs has been overwritten
         if (head := self._head(sequence, keep, copied=donor is not slot)) is not None:
             keep = len(head.tokens) if context.write(slot.id, head.state, len(head.tokens)) else 0
+            if self._mtp is not None:
+                self._mtp.forget(slot.id)
         elif not keep:
             context.remove(slot.id)
         elif donor is not slot:
@@ -386,11 +402,18 @@ class Worker:
     def _copy(self, sequence: Sequence, donor: Slot, count: int) -> int:
         """Copy the first tokens of another slot; how many that was. What is a small part of that slot is a head."""
         context, target = self._context, sequence.slot.id
-        if not context.copy(donor.id, target, sequence.place(count)):
+        if not self._copied(donor, sequence.slot, sequence.place(count)):
             return 0
         if self._heads is not None and not sequence.images and 2 * count < len(donor.tokens):
             self._heads.keep(Head(sequence.job.scope, sequence.tokens[:count], context.read(target)))
         return count
+
+    def _copied(self, source: Slot, target: Slot, count: int) -> bool:
+        """Give a slot the first `count` positions of another; False where that failed."""
+        copied = self._context.copy(source.id, target.id, count)
+        if self._mtp is not None:
+            self._mtp.copy(source.id, target.id, count if copied else 0)
+        return copied
 
     def _release(self, sequence: Sequence) -> None:
         """A sequence leaves the batch; who waited for its prefill goes on with what there is."""
@@ -422,6 +445,8 @@ class Worker:
         seconds = time.monotonic() - began
         self._scheduler.settle(turn, seconds, done=result == llama.OK, tells=not (drafts.tokens or self._encoding))
         if result == llama.OK:
+            if self._mtp is not None:
+                self._mtp.observe(self._batch, count, self._context.hidden(count))
             decoding = sum(sequence.remaining == 1 for sequence, _ in turn.entries)
             for sequence, tokens in turn.entries:
                 sequence.past += tokens
@@ -556,10 +581,17 @@ class Worker:
             # Else an image comes next; or the token that is being decoded is the last but one.
             if sequence.past + 1 == len(sequence.tokens) and (room := self._room(sequence) - 1) > 0
         ]
+        together = len(turn.entries)
+        even = self._context.snapshots
+        if not asked or (even and not (len(asked) == together and self._context.takes_back({a.slot for a in asked}))):
+            return _NO_DRAFTS
         for speculation in self._speculations:
-            if asked and (most := speculation.most(len(turn.entries))):
+            if most := speculation.most(together):
                 began = time.monotonic()
-                drafts = speculation.source.propose(asked, most)
+                drafts = speculation.source.propose(asked, min(most, even or most))
+                if even:  # only what all have as many of can be taken back
+                    shortest = min(map(len, drafts.values())) if len(drafts) == together else 0
+                    drafts = {job: draft[:shortest] for job, draft in drafts.items() if shortest}
                 if drafts:
                     return Drafts(drafts, speculation, time.monotonic() - began)
         return _NO_DRAFTS
@@ -624,8 +656,14 @@ class Worker:
             before = sequence.past
             self._advance(sequence, logits[before - first])
         sequence.ahead = draft[:0]
-        self._context.remove(slot.id, sequence.position if slot.runner is sequence else len(slot.tokens) - slot.lag)
-        return sequence.past - first
+        confirmed, going = sequence.past - first, slot.runner is sequence
+        if not self._context.remove(slot.id, sequence.position if going else len(slot.tokens) - slot.lag):
+            self._context.remove(slot.id)
+            if going:
+                sequence.seek(0)
+            else:
+                slot.tokens, slot.lag = slot.tokens[:0], 0
+        return confirmed
 
     def _advance(self, sequence: Sequence, logits: NDArray[np.float32]) -> None:
         """Sample a sequence's next token and settle it where it ends."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from server.engine import Done, Job, Sampling, drafter, llama, worker
+from server.engine import Done, Job, Sampling, llama, speculation, worker
 from server.engine.drafter import Drafter
 from server.engine.messages import ModelSpec
 from server.engine.protocol import Submit
@@ -35,7 +35,7 @@ def another(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """The draft model alone is asked, whatever it costs, and says what it is not sure of."""
     monkeypatch.setattr(Speculation, "most", lambda self, decoding: 0 if isinstance(self.source, Lookup) else 8)
-    monkeypatch.setattr(drafter, "_SURE", 0.0)
+    monkeypatch.setattr(speculation, "_SURE", 0.0)
 
 
 @pytest.fixture(params=["itself", "another"])
@@ -142,7 +142,7 @@ class Alone:
 
 @pytest.fixture
 def alone(random_model: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Alone]:
-    monkeypatch.setattr(drafter, "_SURE", 0.0)
+    monkeypatch.setattr(speculation, "_SURE", 0.0)
     return lambda **spec: Alone(random_model, **spec)
 
 
@@ -179,7 +179,7 @@ def test_what_is_not_likely_is_not_said(alone: Callable[..., Alone], monkeypatch
     draft = made.propose(asked(0, LONG[:60]))[0]
     monkeypatch.setattr(made.drafter, "_ends", frozenset({draft[2]}))
     assert made.propose(asked(0, LONG[:60]))[0] == draft[:2], "nothing stands behind an end"
-    monkeypatch.setattr(drafter, "_SURE", 1.0)
+    monkeypatch.setattr(speculation, "_SURE", 1.0)
     assert made.propose(asked(0, LONG[:60])) == {}
 
 

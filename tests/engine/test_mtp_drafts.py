@@ -10,14 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.engine import ModelSpec, gguf, llama, mtp
-from server.engine.mtp import Mtp, guesses
+from server.engine import Done, ModelSpec, Sampling, gguf, llama, speculation, worker
+from server.engine.mtp import Mtp
 from server.engine.plan import Plan
-from server.engine.speculation import MOST, Asked
+from server.engine.shape import Shape
+from server.engine.speculation import MOST, Asked, Lookup, Speculation
 from server.engine.worker import best
+from tests.engine.bench import Bench
 from tests.engine.mtp import write_model
 from tests.engine.planned import sized
+from tests.engine.test_exact import Runs, conversations
 from tests.engine.test_mtp import Rows
+from tests.engine.test_speculation import Jobs, every_kind, outputs
 
 Draft = list[int]
 
@@ -135,7 +139,7 @@ def architecture(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def play(sdist: Path, tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
     """Played models say what they are not sure of."""
-    monkeypatch.setattr(mtp, "_SURE", 0.0)
+    monkeypatch.setattr(speculation, "_SURE", 0.0)
     made: list[Played] = []
 
     def written(depth: float = 1.0, **options: int) -> Played:
@@ -278,7 +282,7 @@ def test_what_is_not_likely_is_not_said(play: Play, monkeypatch: pytest.MonkeyPa
     draft = played.propose(0)[0]
     monkeypatch.setattr(played.mtp, "_eog", frozenset({draft[2]}))
     assert played.propose(0)[0] == draft[: draft.index(draft[2])]
-    monkeypatch.setattr(mtp, "_SURE", 1.0)
+    monkeypatch.setattr(speculation, "_SURE", 1.0)
     assert played.propose(0) == {}
 
 
@@ -292,5 +296,94 @@ def test_only_a_layer_that_llama_cpp_can_run_is_used(
 ) -> None:
     path, base = tmp_path / "model.gguf", sdist / "vendor/llama.cpp/models/ggml-vocab-gpt-2.gguf"
     write_model(path, base, architecture=architecture, **fields)  # type: ignore[arg-type]
-    assert guesses(gguf.read(path)) is usable
-    assert not guesses(gguf.read(random_model))
+    shape = Shape.of(gguf.read(path))
+    assert shape.guesses is usable and shape.spare == (0 if "without" in fields else fields.get("heads", 1))
+    assert not Shape.of(gguf.read(random_model)).guesses
+
+
+# --- in a worker
+
+
+@pytest.fixture(params=["mtp", "lookup"])
+def eager(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """One source alone is asked, whatever it costs, and says what it is not sure of."""
+    kinds = {"mtp": Mtp, "lookup": Lookup}
+    monkeypatch.setattr(
+        Speculation, "most", lambda self, decoding: 4 if isinstance(self.source, kinds[request.param]) else 0
+    )
+    monkeypatch.setattr(speculation, "_SURE", 0.0)
+    return str(request.param)
+
+
+@every_kind
+@pytest.mark.parametrize("pool", [False, True], ids=["split", "pool"])
+@pytest.mark.parametrize("depth", [0.0, 0.2])
+def test_drafts_change_nothing_but_the_number_of_steps(
+    sdist: Path,
+    tmp_path: Path,
+    architecture: str,
+    eager: str,
+    jobs: Jobs,
+    pool: bool,
+    depth: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if pool:
+        monkeypatch.setattr(worker, "best", sized(400, 1200))
+    base = sdist / "vendor/llama.cpp/models/ggml-vocab-gpt-2.gguf"
+    path = write_model(tmp_path / "model.gguf", base, architecture=architecture, depth=depth)
+    plain, plainly = outputs(path, jobs, speculation=False)
+    drafted, steps = outputs(path, jobs)
+    assert drafted == plain
+    assert steps <= plainly
+    if eager == "mtp" and depth == 0 and jobs(0, array("i")).sampling == Sampling(temperature=0):
+        assert 2 * steps < plainly
+
+
+def test_what_cannot_be_taken_back_is_decoded_again(
+    sdist: Path, tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Speculation, "most", lambda self, decoding: 4 if isinstance(self.source, Mtp) else 0)
+    monkeypatch.setattr(speculation, "_SURE", 0.0)
+    base = sdist / "vendor/llama.cpp/models/ggml-vocab-gpt-2.gguf"
+    path = write_model(tmp_path / "model.gguf", base, architecture=architecture, depth=0.2)
+    found = []
+    for refusing in (False, True):
+        bench = Bench(path, context_length=400)
+        remove = bench.worker._context.remove
+        if refusing:
+            bench.worker._context.remove = lambda slot, start=-1, end=-1: (  # type: ignore[method-assign]
+                start < 0 and remove(slot)  # noqa: B023
+            )
+        bench.submit(1, array("i", text(1, 30)), 24)
+        bench.run()
+        found.append(bench.outputs[1])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("depth", [0.0, 0.2])
+def test_cache_and_company_change_no_output(
+    sdist: Path, tmp_path: Path, architecture: str, eager: str, depth: float
+) -> None:
+    """Conversations that begin alike, arrive together, and go on, each drafted for."""
+    base = sdist / "vendor/llama.cpp/models/ggml-vocab-gpt-2.gguf"
+    path = write_model(tmp_path / "model.gguf", base, architecture=architecture, depth=depth)
+    runs = Runs(path)
+    forgotten: list[int] = []
+    if (layer := runs.bench.worker._mtp) is not None:
+        forget = layer.forget
+        layer.forget = lambda slot: forgotten.append(slot) or forget(slot)  # type: ignore[method-assign, func-returns-value]
+    prompts = conversations()
+    alone = [runs.together([prompt], [f"alone {number}"])[0][0] for number, prompt in enumerate(prompts)]
+    shared, cached = runs.together(prompts, ["shared"] * 8)
+    again, _ = runs.together(prompts, ["shared"] * 8)
+    assert shared == again == alone
+    longer = [array("i", [*prompt, 17, 18, 19]) for prompt in prompts]
+    grown, _ = runs.together(longer, ["shared"] * 8)
+    fresh, _ = runs.together(longer, [f"fresh {number}" for number in range(8)])
+    assert grown == fresh
+    ends = [end for end in runs.bench.ends.values() if isinstance(end, Done)]
+    assert sum(end.confirmed_tokens for end in ends) > 0 or eager == "lookup"
+    if architecture == "glm4moe":
+        assert sum(cached) >= 7 * 60 and forgotten
+    runs.bench.close()

@@ -19,9 +19,10 @@ from server.engine.device import machine
 from server.engine.llama import KV_TYPES, C
 from server.engine.plan import Device, Machine, Plan, Share, crowded, plan, plans
 from server.engine.shape import Shape
+from server.engine.speculation import MOST
 from server.engine.worker import Worker
 from tests.chat.standin import write_model
-from tests.engine import sparse
+from tests.engine import mtp, sparse
 from tests.engine.conftest import Model
 
 GIB = 2**30
@@ -42,6 +43,7 @@ def reported(path: Path, made: Plan, *, allocate: bool = True) -> dict[str, floa
         model = C.llama_model_default_params()
         model.no_alloc = not allocate
         model.n_gpu_layers = 0
+        model.load_mtp = made.mtp
         if not allocate:
             model.load_mode = 0
         loaded = C.llama_model_load_from_file(str(path).encode(), model)
@@ -53,9 +55,12 @@ def reported(path: Path, made: Plan, *, allocate: bool = True) -> dict[str, floa
         context.kv_unified, context.swa_full = not made.split, False
         context.type_k = context.type_v = KV_TYPES[made.kv_type]
         context.offload_kqv = context.op_offload = False
-        running = C.llama_init_from_model(loaded, context)
-        assert running
-        C.llama_free(running)
+        context.n_rs_seq = made.snapshots
+        for kind in range(1 + made.mtp):
+            context.ctx_type = kind
+            running = C.llama_init_from_model(loaded, context)
+            assert running
+            C.llama_free(running)
         C.llama_model_free(loaded)
     finally:
         llama.log_to(None)
@@ -129,6 +134,37 @@ def test_the_estimate_holds_for_windows_and_running_states(
     near(made.host, reported(path, made), "weights", "kv")
 
 
+@pytest.mark.parametrize("memory", [64, 1], ids=["split", "pool"])
+@pytest.mark.parametrize("architecture", ["glm4moe", "qwen35"])
+def test_a_layer_that_guesses_counts(tmp_path: Path, sdist: Path, architecture: str, memory: int) -> None:
+    base = sdist / "vendor/llama.cpp/models/ggml-vocab-gpt-2.gguf"
+    path = mtp.write_model(tmp_path / "model.gguf", base, architecture=architecture)
+    shape, here = shape_of(path), RAM if memory == 64 else Machine((), GIB // 32, GIB // 32)
+    made = plan(shape, here, ModelSpec(str(path), context_length=4096, slots=2))
+    assert made.mtp and made.split == (memory == 64)
+    assert made.snapshots == (MOST if architecture == "qwen35" else 0)
+    found = reported(path, made)
+    near(made.host, found, "weights", "kv")
+    assert found["compute"] < made.host.compute + made.host.drafts < 2 * found["compute"]
+    without = plan(shape, here, ModelSpec(str(path), context_length=4096, slots=2, speculation=False))
+    assert not without.mtp and without.snapshots == without.host.drafts == 0
+    near(without.host, reported(path, without), "weights", "kv")
+
+
+def test_snapshots_take_what_nothing_else_needs(tmp_path: Path, sdist: Path) -> None:
+    base = sdist / "vendor/llama.cpp/models/ggml-vocab-gpt-2.gguf"
+    shape = shape_of(mtp.write_model(tmp_path / "model.gguf", base, architecture="qwen35"))
+    ample = plan(shape, RAM, ModelSpec("", context_length=4096, slots=2))
+    state = 2 * sum(layer.state for layer in shape.layers)
+    least = ample.host.kv + ample.host.drafts - MOST * state
+    for free, count in ((MOST * state, MOST), (MOST * state - 1, 8), (2 * state, 2), (state, 0)):
+        here = Machine((), 4 * (least + free), RAM.free)
+        made = plan(shape, here, ModelSpec("", context_length=4096, slots=2))
+        assert (made.split, made.snapshots) == (True, count)
+    made = plan(shape, gpus(8), ModelSpec("", context_length=4096, slots=2))
+    assert made.snapshots == MOST and made.fits and made.devices[0].drafts > 0
+
+
 def test_a_projector_counts(tmp_path: Path, dense: Shape) -> None:
     projector = sparse.projector(tmp_path / "projector.gguf")
     for where in (gpus(8), RAM):
@@ -149,14 +185,14 @@ def test_a_draft_model_counts(smollm2: Path, dense: Shape, memory: int, kv_type:
     assert made.split == (memory == 64)
     taken = reported(smollm2, made)
     taken["weights"] = max(taken["weights"], taken.pop("repacked"))
-    assert made.host.draft == pytest.approx(sum(taken.values()), rel=0.1)
-    assert made.host.used - made.host.draft == replace(made.host, draft=0).used
+    assert made.host.drafts == pytest.approx(sum(taken.values()), rel=0.1)
+    assert made.host.used - made.host.drafts == replace(made.host, drafts=0).used
 
 
 def test_a_draft_model_has_its_place_on_the_gpus(smollm2: Path, dense: Shape) -> None:
     for where in (gpus(80), gpus(16), gpus(12, 12), gpus(4)):
         plain, drafting = (choose(dense, where, draft=each) for each in (None, str(smollm2)))
-        assert drafting.fits and sum(each.draft for each in drafting.devices) > 0.1 * GIB
+        assert drafting.fits and sum(each.drafts for each in drafting.devices) > 0.1 * GIB
         assert (drafting.gpu_layers, drafting.cells) <= (plain.gpu_layers, plain.cells)
     assert drafting.gpu_layers < plain.gpu_layers
 
@@ -166,7 +202,7 @@ def test_a_draft_model_that_cannot_be_read_is_named(tmp_path: Path, dense: Shape
     path.write_bytes(b"GGUF")
     with pytest.raises(EngineError, match="the draft model cannot be used"):
         choose(dense, RAM, draft=str(path))
-    assert choose(dense, RAM, draft=str(path), speculation=False).host.draft == 0
+    assert choose(dense, RAM, draft=str(path), speculation=False).host.drafts == 0
 
 
 @pytest.mark.parametrize("memory", [64, 1], ids=["split", "pool"])
