@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from server.config import ConnectionConfig, Source, hub_file, load_config
-from server.engine import gguf
+from server.engine import EngineError, gguf
 from server.engine.shape import Shape
 from server.models import ModelError, cached, fetch, held, label, remove
 
@@ -50,7 +50,11 @@ def models(options: argparse.Namespace) -> int:
         if path is None:
             _print(f"  file      not here yet: {label(connection.source)}")
             continue
-        file = gguf.read(path)
+        try:
+            file = gguf.read(path)
+        except EngineError as error:
+            _print(f"  file      {path}: {error.reason}")
+            continue
         _describe(path, file, connection)
         if options.plan:
             _print_plan(_planned(path, file, connection), connection)

@@ -118,6 +118,17 @@ def test_models_tells_what_is_not_here_yet(tmp_path: Path, capsys: pytest.Captur
     assert "not here yet" in out
 
 
+def test_models_goes_on_behind_a_damaged_file(
+    tmp_path: Path, smollm2: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = configuration(tmp_path, smollm2)
+    (tmp_path / "bad.gguf").write_bytes(b"no model")
+    file.write_text(f'[models.bad]\nmodel = "bad-1"\nsource.path = "bad.gguf"\n{file.read_text()}')
+    status, out, _ = run(capsys, "models", "--models", str(file))
+    assert status == 0
+    assert "bad.gguf: the file is no GGUF" in out and "llama, vocabulary 49152" in out
+
+
 def test_serve_says_which_key_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "models.toml"
     file.write_text('[models.tiny]\nmodel = "x"\nsource.path = "x"\nslot = 2\n')
