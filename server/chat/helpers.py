@@ -293,6 +293,10 @@ def serve(descriptor: int, memory: int) -> None:
     pipe = Connection(descriptor)
     answer: tuple[bool, Any]
     _bound(memory)
+    # What llama.cpp prints when it ends its process may quote what it was given.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
     pipe.send("ready")
     while True:
         try:

@@ -156,6 +156,19 @@ async def test_a_helper_that_had_to_be_replaced_gets_ready_again_for_what_others
             await asyncio.sleep(0.01)
 
 
+async def test_a_helper_that_llama_cpp_ends_prints_nothing(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """It may quote what it was given."""
+    pool = HelperPool(size=1)
+    await pool.start()
+    try:
+        with pytest.raises(WireError) as caught:
+            await pool.inspect(str(tiny(tmp_path / "hostile.gguf", {"tokenizer.ggml.tokens": ["a"] * 268})), OWN)
+    finally:
+        await pool.close()
+    assert caught.value.code == "quota-exceeded"
+    assert capfd.readouterr() == ("", "")
+
+
 async def test_what_costs_a_new_helper_its_process_is_not_tried_for_ever(
     smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
