@@ -8,6 +8,7 @@ import errno
 import logging
 import os
 import shutil
+import signal
 import socket
 import sys
 import textwrap
@@ -388,6 +389,9 @@ def _chat(options: argparse.Namespace) -> int:
         return talk(options, options.token)
     store = TokenStore(options.state)
     name = f"chat-{os.getpid()}-{time.time_ns()}"
+    # A terminal that is closed, say, must not leave the token behind.
+    for each in (signal.SIGHUP, signal.SIGTERM):
+        signal.signal(each, lambda number, _: sys.exit(128 + number))
     token = store.create(name, consent="always")
     try:
         return talk(options, token)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,6 +97,20 @@ def test_what_cannot_be_a_token_is_not_sent(capsys: pytest.CaptureFixture[str], 
     status, _, err = run(capsys, "chat", "hello", "--token", token)
     assert status == 2
     assert "--token: has characters that no token has" in err
+
+
+@pytest.mark.parametrize("signalled", [signal.SIGHUP, signal.SIGTERM])
+def test_a_chat_that_is_ended_leaves_no_token(tmp_path: Path, signalled: signal.Signals) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        command = [sys.executable, "-m", "server.cli", "chat", "hello", "--url", url, "--state", str(tmp_path)]
+        silent.settimeout(20)
+        with subprocess.Popen(command, env={**os.environ, "NAP_LLM_TOKEN": ""}) as chatting, silent.accept()[0]:
+            # It asks, so it has its token.
+            assert len(TokenStore(tmp_path).list()) == 1
+            chatting.send_signal(signalled)
+            assert chatting.wait(20) == 128 + signalled
+    assert TokenStore(tmp_path).list() == ()
 
 
 def test_a_file_that_nothing_fetches_is_not_called_fetchable(
