@@ -40,6 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     try:
         status = options.run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read has had enough, as `head` has; what is left in the buffer must not fail once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 128 + signal.SIGPIPE
     except (CommandError, ConfigError, EngineError, ModelError, StateError) as error:
         print(f"nap-llm: {error}", file=sys.stderr)
         status = 1

@@ -113,6 +113,19 @@ def test_a_chat_that_is_ended_leaves_no_token(tmp_path: Path, signalled: signal.
     assert TokenStore(tmp_path).list() == ()
 
 
+@pytest.mark.parametrize("command", [("completion", "bash"), ("token", "list")])
+def test_a_reader_that_has_had_enough_is_no_fault(tmp_path: Path, command: tuple[str, ...]) -> None:
+    TokenStore(tmp_path).create("shell")
+    reading, writing = os.pipe()
+    os.close(reading)
+    state = ["--state", str(tmp_path)] if command[0] == "token" else []
+    ended = subprocess.run(
+        [sys.executable, "-m", "server.cli", *command, *state], stdout=writing, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
+
+
 def test_a_file_that_nothing_fetches_is_not_called_fetchable(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
