@@ -317,7 +317,12 @@ class Runtime:
     async def _choose(
         self, caller: Caller, able: list[tuple[Connection, Capabilities]], requirements: Requirements
     ) -> tuple[Connection, Capabilities]:
-        """Asks the owner, for no longer than a generation may take."""
+        """Asks the owner, for no longer than a generation may take. As many questions may wait as generations."""
+        waiting = [*self._choosing.values()]
+        if waiting.count(caller.endpoint) >= self.limits.concurrent_per_endpoint or (
+            len(waiting) >= self.limits.concurrent
+        ):
+            raise WireError("quota-exceeded", "too many selections wait for the owner", reason="concurrency")
         choices = tuple(connection.key for connection, _ in able)
         expires = time.time() + self.config.server.deadline
         decision = SelectionDecision(caller.endpoint, requirements, choices, expires)

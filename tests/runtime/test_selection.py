@@ -262,6 +262,31 @@ async def test_the_owner_chooses(tmp_path: Path) -> None:
     await world.runtime.close()
 
 
+async def test_the_questions_that_wait_for_the_owner_are_bounded(tmp_path: Path) -> None:
+    world = World(tmp_path / "m", limits=Limits(concurrent=3, concurrent_per_endpoint=2))
+
+    def select(endpoint: str) -> asyncio.Task[Any]:
+        return asyncio.create_task(world.runtime.select(caller(select="ask", endpoint=endpoint), Requirements()))
+
+    waiting = [select("one"), select("one")]
+    while len(world.runtime.decisions.waiting()) < 2:
+        await asyncio.sleep(0)
+    refused = await failing(select("one"))
+    assert (refused.code, refused.extra) == ("quota-exceeded", {"reason": "concurrency"})
+    waiting.append(select("two"))
+    while len(world.runtime.decisions.waiting()) < 3:
+        await asyncio.sleep(0)
+    assert (await failing(select("three"))).code == "quota-exceeded"
+    world.runtime.decisions.settle_selection(world.runtime.decisions.waiting()[0].id, "first")
+    assert (await waiting[0]).name == "First"
+    waiting.append(select("three"))
+    while len(world.runtime.decisions.waiting()) < 3:
+        await asyncio.sleep(0)
+    await world.runtime.close()
+    for each in waiting[1:]:
+        assert (await failing(each)).code == "provider-error"
+
+
 async def test_what_the_owner_chooses_must_still_meet_the_requirements(tmp_path: Path) -> None:
     world = World(tmp_path / "m", connections=two(tmp_path / "m"))
     task = asyncio.create_task(world.runtime.select(caller(select="ask"), Requirements(json=True)))
