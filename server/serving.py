@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import signal
 import socket
 from collections.abc import Callable, Coroutine
@@ -45,6 +46,8 @@ def serve(
     Raises StateError where the state directory cannot be used.
     """
     start_logging(log_format)
+    # A process that crashes must not leave its memory, which holds prompts, in a file. Workers and helpers inherit it.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     app = create_app(config, state=state, host=host)
     server = _Server(
         uvicorn.Config(

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import resource
 import select
 import signal
 import socket
@@ -126,6 +127,23 @@ def test_a_token_made_while_it_runs_works_at_once_and_until_it_is_revoked(runnin
     assert answer.json()["model"]["model"] == "smol"
     subprocess.run(running.command("token", "revoke", "shell"), check=True)
     assert selected().status_code == 401
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of other processes are told by Linux alone")
+def test_no_process_leaves_a_core_behind(tmp_path: Path, smollm2: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+    try:
+        made = start(tmp_path, smollm2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
+    try:
+        assert made.chat("Say hello.", "--max-tokens", "1").returncode == 0
+        processes = [psutil.Process(made.process.pid), *psutil.Process(made.process.pid).children()]
+        assert len(processes) == 4  # with two helpers and a worker
+        assert {each.rlimit(resource.RLIMIT_CORE)[0] for each in processes} == {0}
+    finally:
+        stop(made, signal.SIGTERM)
 
 
 def test_piped_chat_is_plain_text(running: Running) -> None:
