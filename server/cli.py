@@ -48,6 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (CommandError, ConfigError, EngineError, ModelError, StateError) as error:
         print(f"nap-llm: {error}", file=sys.stderr)
         status = 1
+    except OSError as error:
+        # What another user owns, say, or a disk that is full.
+        print(
+            f"nap-llm: {error.filename}: {error.strerror}" if error.filename else f"nap-llm: {error}", file=sys.stderr
+        )
+        status = 1
     except KeyboardInterrupt:
         status = 130
     sys.exit(status)

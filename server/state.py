@@ -182,14 +182,19 @@ def continuation_secret(directory: Path) -> bytes:
 
 
 def _kept(directory: Path, name: str) -> str:
-    """A secret of 256 random bits: made at the first start, kept in a file that only the owner can read."""
+    """A secret of 256 random bits: made at the first start, kept in a file that only the owner can read. Raises
+    StateError where the file holds none: an empty secret is one that everybody knows."""
     make_private(directory)
     path = directory / name
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except FileNotFoundError:
+    if not path.exists():
         write_private(path, secrets.token_hex(32).encode(), replace=False)
-        return path.read_text(encoding="ascii").strip()
+    try:
+        secret = path.read_text(encoding="ascii").strip()
+    except UnicodeDecodeError:
+        secret = ""
+    if not secret:
+        raise StateError(f"{path} is damaged; remove it, and a new one is made")
+    return secret
 
 
 def make_private(directory: Path) -> None:

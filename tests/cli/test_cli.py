@@ -113,6 +113,17 @@ def test_a_chat_that_is_ended_leaves_no_token(tmp_path: Path, signalled: signal.
     assert TokenStore(tmp_path).list() == ()
 
 
+@pytest.mark.parametrize("command", [("token", "list"), ("token", "create", "shell"), ("console",)])
+def test_files_that_cannot_be_used_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    for name in ("tokens.json", "owner-token"):
+        (tmp_path / name).mkdir()
+    status, out, err = run(capsys, *command, "--state", str(tmp_path))
+    assert (status, out) == (1, "")
+    assert re.fullmatch(rf"nap-llm: {tmp_path}/(tokens\.json|owner-token): Is a directory\n", err)
+
+
 @pytest.mark.parametrize("command", [("completion", "bash"), ("token", "list")])
 def test_a_reader_that_has_had_enough_is_no_fault(tmp_path: Path, command: tuple[str, ...]) -> None:
     TokenStore(tmp_path).create("shell")

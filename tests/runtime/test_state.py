@@ -88,6 +88,14 @@ def test_the_owners_token_is_made_once(tmp_path: Path) -> None:
     assert owner_token(tmp_path / "s") != owner_token(tmp_path / "t")
 
 
+@pytest.mark.parametrize("content", [b"", b" \n", b"\xff\xfe"])
+def test_an_empty_secret_is_none(tmp_path: Path, content: bytes) -> None:
+    for name, secret in (("owner-token", owner_token), ("continuation-secret", continuation_secret)):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(StateError, match=f"{name} is damaged"):
+            secret(tmp_path)
+
+
 def test_so_is_the_secret_of_continuations(tmp_path: Path) -> None:
     secret = continuation_secret(tmp_path / "s")
     assert secret == continuation_secret(tmp_path / "s") != continuation_secret(tmp_path / "t")
