@@ -97,6 +97,16 @@ async def test_select_and_describe(house: House) -> None:
     assert (await house.call("llm.select", requirements={"images": True}))["error"]["code"] == "unsupported"
 
 
+@pytest.mark.parametrize("temperature", [1e-320, 1e-40, 1e-30])
+async def test_a_temperature_next_to_none_is_none(house: House, temperature: float) -> None:
+    question = "What is the capital of France?"
+    _, greedy = await house.generate("greedy", question, maxTokens=1)
+    _, cold = await house.generate("cold", question, maxTokens=1, temperature=temperature)
+    assert cold["result"]["content"] == greedy["result"]["content"]
+    _, json_ = await house.generate("json", question, maxTokens=8, temperature=temperature, format="json")
+    assert "error" not in json_
+
+
 async def test_text_streams(house: House) -> None:
     deltas, result = await house.generate("text", "What is the capital of France?")
     text = result["result"]["content"][0]["text"]
