@@ -33,6 +33,9 @@ _AMPLE, _ENOUGH, _LEAST = 16384, 8192, 4096
 """Cells of the KV cache: below the first it is stored in fewer bits, for the second weights leave the GPU, and with
 fewer than the last nothing is done."""
 
+SNAPSHOTS = 4, 2
+"""Tokens that can be taken back of a running state: each step of prompts writes as many copies of it."""
+
 _SHRINK, _TRIES = 0.7, 8
 """After a load that ran out of memory, the next plan has this share of it; so many times."""
 
@@ -166,8 +169,11 @@ class _Planner:
         self.length = spec.context_length or shape.context_trained or _LEAST
         self.slots = spec.slots or SLOTS
         self.projector = projector_bytes(spec.projector) if spec.projector else 0
-        self.drafts = MOST if spec.speculation and shape.cuts else 0
-        self.mtp = bool(self.drafts) and shape.guesses and not spec.draft
+        drafts = spec.speculation and shape.cuts
+        self.mtp = drafts and shape.guesses and not spec.draft
+        if shape.recurrent:  # what an answer copies is not worth the snapshots
+            drafts = drafts and (self.mtp or spec.draft is not None)
+        self.drafts = MOST if drafts else 0
         self.heads = heads.KEPT if not (shape.recurrent or shape.window) else 0
         self.draft = (
             _Planner(_draft_shape(spec.draft), machine, _drafting(spec)) if spec.draft and self.drafts else None
@@ -299,7 +305,7 @@ class _Planner:
         """The same with as many snapshots of running states as there is memory for beside."""
         if not (self.shape.recurrent and self.drafts):
             return made
-        for count in (MOST, 8, 4, 2):
+        for count in SNAPSHOTS:
             more = self.lay(
                 made.cells,
                 split=made.split,

@@ -17,9 +17,8 @@ import pytest
 from server.engine import Engine, EngineError, ModelSpec, Vocab, client, encoder, gguf, heads, llama
 from server.engine.device import machine
 from server.engine.llama import KV_TYPES, C
-from server.engine.plan import Device, Machine, Plan, Share, crowded, plan, plans
+from server.engine.plan import SNAPSHOTS, Device, Machine, Plan, Share, crowded, plan, plans
 from server.engine.shape import Shape
-from server.engine.speculation import MOST
 from server.engine.worker import Worker
 from tests.chat.standin import write_model
 from tests.engine import mtp, sparse
@@ -142,7 +141,7 @@ def test_a_layer_that_guesses_counts(tmp_path: Path, sdist: Path, architecture: 
     shape, here = shape_of(path), RAM if memory == 64 else Machine((), GIB // 32, GIB // 32)
     made = plan(shape, here, ModelSpec(str(path), context_length=4096, slots=2))
     assert made.mtp and made.split == (memory == 64)
-    assert made.snapshots == (MOST if architecture == "qwen35" else 0)
+    assert made.snapshots == (SNAPSHOTS[0] if architecture == "qwen35" else 0)
     found = reported(path, made)
     near(made.host, found, "weights", "kv")
     assert found["compute"] < made.host.compute + made.host.drafts < 2 * found["compute"]
@@ -156,13 +155,18 @@ def test_snapshots_take_what_nothing_else_needs(tmp_path: Path, sdist: Path) -> 
     shape = shape_of(mtp.write_model(tmp_path / "model.gguf", base, architecture="qwen35"))
     ample = plan(shape, RAM, ModelSpec("", context_length=4096, slots=2))
     state = 2 * sum(layer.state for layer in shape.layers)
-    least = ample.host.kv + ample.host.drafts - MOST * state
-    for free, count in ((MOST * state, MOST), (MOST * state - 1, 8), (2 * state, 2), (state, 0)):
+    most, fewer = SNAPSHOTS
+    least = ample.host.kv + ample.host.drafts - most * state
+    for free, count in ((most * state, most), (most * state - 1, fewer), (fewer * state, fewer), (state, 0)):
         here = Machine((), 4 * (least + free), RAM.free)
         made = plan(shape, here, ModelSpec("", context_length=4096, slots=2))
         assert (made.split, made.snapshots) == (True, count)
     made = plan(shape, gpus(8), ModelSpec("", context_length=4096, slots=2))
-    assert made.snapshots == MOST and made.fits and made.devices[0].drafts > 0
+    assert made.snapshots == most and made.fits and made.devices[0].drafts > 0
+    without = mtp.write_model(tmp_path / "plain.gguf", base, architecture="qwen35", heads=0)
+    assert plan(shape_of(without), RAM, ModelSpec("", context_length=4096, slots=2)).snapshots == 0
+    drafting = ModelSpec("", context_length=4096, slots=2, draft=str(without))
+    assert plan(shape_of(without), RAM, drafting).snapshots == most
 
 
 def test_a_projector_counts(tmp_path: Path, dense: Shape) -> None:
