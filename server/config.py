@@ -34,7 +34,7 @@ class ConfigError(Exception):
         self.table = table
         self.key = key
         self.message = message
-        place = " ".join(part for part in (f"{file}:" if file else "", f"[{table}]" if table else "", key) if part)
+        place = " ".join(part for part in (str(file) if file else "", f"[{table}]" if table else "", key) if part)
         super().__init__(f"{place}: {message}" if place else message)
 
 
