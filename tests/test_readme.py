@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import os
 import pty
@@ -11,7 +12,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from server.app import create_app
 from server.cli import _every, _parser
 from server.client import Client, Conversation
 from server.config import load_config
+from server.engine import Engine
 from server.state import TokenStore
-from server.wire.records import Requirements
+from server.wire.records import Model, Requirements
 from tests.cli.test_completion import commands, completed
 from tests.cli.test_serve import read_until
 from tests.conftest import ROOT
@@ -322,6 +324,22 @@ def test_completion(examples: tuple[Block, ...], served: Served, shell: Shell, t
 # --- another model
 
 
+@contextlib.asynccontextmanager
+async def asked(directory: Path, models: str, name: str) -> AsyncIterator[tuple[Model, Engine]]:
+    """A model of this configuration, once it has answered, and its engine."""
+    (directory / "models.toml").write_text(models)
+    config, tokens = load_config(directory / "models.toml"), TokenStore(directory / "state")
+    app = create_app(config, tokens=tokens)
+    async with listening(app) as port:
+        token = tokens.create("shell", consent="always")
+        async with Client(f"http://127.0.0.1:{port}", token) as client:
+            model = await client.select(Requirements(model=name))
+            conversation = Conversation(client, model, max_tokens=20)
+            assert (await conversation.send("Hello")).text
+        (connection,) = app.state.runtime.connections
+        yield model, connection.loaded
+
+
 @runs("Configuration", 1)
 async def test_another_model_is_another_table(
     examples: tuple[Block, ...], tmp_path: Path, seers: dict[str, Seer]
@@ -329,18 +347,12 @@ async def test_another_model_is_another_table(
     """Where the example has a file of one's own, there is a tiny one."""
     (example,) = examples
     (path,) = re.findall(r'source.path = "(.+)"', example.text)
-    (tmp_path / "models.toml").write_text(example.text.replace(path, str(seers["mlp"].model)))
-    config, tokens = load_config(tmp_path / "models.toml"), TokenStore(tmp_path / "state")
-    app = create_app(config, tokens=tokens)
-    async with listening(app) as port:
-        token = tokens.create("shell", consent="always")
-        async with Client(f"http://127.0.0.1:{port}", token) as client:
-            model = await client.select(Requirements(model="my-model-7b-q4"))
-            assert (model.name, model.model) == ("My model", "my-model-7b-q4")
-            conversation = Conversation(client, model, max_tokens=3)
-            assert (await conversation.send("Hello")).text
-        (connection,) = app.state.runtime.connections
-        assert connection.loaded.info.context_length == 8192
+    async with asked(tmp_path, example.text.replace(path, str(seers["mlp"].model)), "my-model-7b-q4") as (
+        model,
+        engine,
+    ):
+        assert (model.name, model.model) == ("My model", "my-model-7b-q4")
+        assert engine.info.context_length == 8192
 
 
 # --- conformance
@@ -354,17 +366,8 @@ async def test_a_draft_model_is_a_file_more(
     (example,) = examples
     files = re.sub(r'(source|draft)\.huggingface = ".+"', rf'\1.path = "{seers["mlp"].model}"', example.text)
     assert files.count(str(seers["mlp"].model)) == 2
-    (tmp_path / "models.toml").write_text(files)
-    config, tokens = load_config(tmp_path / "models.toml"), TokenStore(tmp_path / "state")
-    app = create_app(config, tokens=tokens)
-    async with listening(app) as port:
-        token = tokens.create("shell", consent="always")
-        async with Client(f"http://127.0.0.1:{port}", token) as client:
-            model = await client.select(Requirements(model="qwen3-32b"))
-            conversation = Conversation(client, model, max_tokens=20)
-            assert (await conversation.send("Hello")).text
-        (connection,) = app.state.runtime.connections
-        assert connection.loaded._spec.draft == str(seers["mlp"].model)
+    async with asked(tmp_path, files, "qwen3-32b") as (_, engine):
+        assert engine._spec.draft == str(seers["mlp"].model)
 
 
 @runs("Conformance", 1)

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from server.engine import llama
 from server.engine.plan import Plan
 from server.engine.scheduler import common_prefix
-from server.engine.speculation import MOST, Asked, sure
+from server.engine.speculation import MOST, Asked, extend
+from server.engine.vocab import Vocab
 
 _COPIED = 64
 """Tokens by which another slot must hold more of a sequence than its own, for a copy to pay."""
@@ -44,25 +45,17 @@ Feed = list[tuple[Asked, "array[int]"]]
 class Drafter:
     """Greedy drafts of a model of its own, for all sequences together."""
 
-    def __init__(self, path: str, target: llama.Model, plan: Plan, *, threads: int, repack: bool = True) -> None:
-        """To draft for a model that is loaded by a plan. Raises LoadError, also where this one cannot."""
+    def __init__(self, path: str, target: Vocab, plan: Plan, *, threads: int, repack: bool = True) -> None:
+        """To draft for a model of this vocabulary that is loaded by a plan. Raises LoadError, also where this one
+        cannot."""
         on_gpu = plan.gpu_layers > 0
         self._model = llama.Model(path, gpu_layers=-1 if on_gpu else 0, repack=repack)
         try:
             if not self._model.decoder or self._model.recurrent:  # what was not confirmed has to be cut off again
                 raise llama.LoadError("the draft model is of a kind that cannot draft")
-            if not _agree(self._model, target):
+            if not _agree(self._model.pieces(), target.pieces):
                 raise llama.LoadError("the draft model has another vocabulary")
-            self._context = llama.Context(
-                self._model,
-                cells=plan.cells,
-                sequences=plan.slots,
-                batch=plan.batch,
-                threads=threads,
-                split=plan.split,
-                flash=plan.flash,
-                kv_type=plan.kv_type,
-            )
+            self._context = llama.Context(self._model, batch=plan.batch, threads=threads, **plan.layout)
         except llama.LoadError:
             self._model.close()
             raise
@@ -71,8 +64,8 @@ class Drafter:
         self._held = [_Held() for _ in range(plan.slots)]
         self._crowd = plan.slots + 1
         """With so many sequences the KV cache was too small."""
-        self._ends = frozenset(token for token in range(self._model.vocabulary) if self._model.is_eog(token))
-        self._known = target.vocabulary
+        self._ends = target.eog.union(range(target.size, self._model.vocabulary))
+        """Where no draft goes on: ends, and what the other model does not know."""
 
     def close(self) -> None:
         self._context.close()
@@ -98,11 +91,9 @@ class Drafter:
                 return {}
             feed = []
             for each, row in zip(due, logits, strict=True):
-                draft, token = drafts[each.job], int(row.argmax())
-                if token < self._known and token not in self._ends and sure(row, token):
-                    draft.append(token)
-                    if len(draft) < min(most, each.room):
-                        feed.append((each, draft[-1:]))
+                draft = drafts[each.job]
+                if extend(draft, row, self._ends, min(most, each.room)):
+                    feed.append((each, draft[-1:]))
         return {job: draft for job, draft in drafts.items() if draft}
 
     def _whole(self, asked: Asked, tokens: array[int], draft: array[int]) -> bool:
@@ -163,8 +154,7 @@ class Drafter:
             held.tokens = held.tokens[:0]
 
 
-def _agree(one: llama.Model, other: llama.Model) -> bool:
+def _agree(ours: list[bytes], theirs: list[bytes]) -> bool:
     """Whether the same numbers stand for the same tokens, but for a few."""
-    ours, theirs = one.pieces(), other.pieces()
     differ = sum(mine != their for mine, their in zip(ours, theirs, strict=False))
     return differ + abs(len(ours) - len(theirs)) <= _OTHERS

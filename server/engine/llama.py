@@ -236,11 +236,6 @@ class Model:
         """Numbers in the hidden state of one token."""
         return int(C.llama_model_n_embd_out(self._p))
 
-    @property
-    def nextn(self) -> int:
-        """Layers, the last, that predict tokens after the next (MTP), as the file says: it may lack them still."""
-        return int(C.llama_model_n_layer_nextn(self._p))
-
     # --- vocabulary
 
     @property

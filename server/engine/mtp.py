@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from server.engine import llama
 from server.engine.plan import Plan
-from server.engine.speculation import MOST, Asked, sure
+from server.engine.speculation import MOST, Asked, extend
 
 Rows = NDArray[np.float32]
 Tokens = NDArray[np.int32] | Sequence[int]
@@ -29,21 +29,10 @@ class Mtp:
     was cut before it, and so is this one.
     """
 
-    def __init__(self, model: llama.Model, plan: Plan, *, threads: int) -> None:
-        """For a model that was loaded by a plan, with the layer, and whose context shows hidden states. Raises
-        LoadError."""
-        self._context = llama.Context(
-            model,
-            cells=plan.cells,
-            sequences=plan.slots,
-            batch=plan.batch,
-            threads=threads,
-            split=plan.split,
-            flash=plan.flash,
-            kv_type=plan.kv_type,
-            hidden=True,
-            mtp=True,
-        )
+    def __init__(self, model: llama.Model, eog: frozenset[int], plan: Plan, *, threads: int) -> None:
+        """For a model that was loaded by a plan, with the layer, and whose context shows hidden states; and the tokens
+        that end its generations. Raises LoadError."""
+        self._context = llama.Context(model, batch=plan.batch, threads=threads, hidden=True, mtp=True, **plan.layout)
         self._noted = llama.Batch(plan.batch, hidden=model.hidden_width)
         self._count = 0
         self._step = llama.Batch(plan.slots, hidden=model.hidden_width)
@@ -52,7 +41,7 @@ class Mtp:
         self._none = 0, np.zeros((0, model.hidden_width), np.float32)
         self._states = [self._none] * plan.slots
         """The model's last hidden states of each slot, and the position of the first."""
-        self._eog = frozenset(token for token in range(model.vocabulary) if model.is_eog(token))
+        self._eog = eog
 
     def close(self) -> None:
         self._context.close()
@@ -157,9 +146,9 @@ class Mtp:
         batch, at = self._noted, self._count
         while feed:
             for row, (each, state) in enumerate(feed, at):
-                known = [*each.tokens[-1:], *drafts[each.job]]
-                place = len(each.tokens) + len(known) - 2
-                self._add(batch, row, each.slot, place, known[-1:], state)
+                draft = drafts[each.job]
+                place = len(each.tokens) - 1 + len(draft)
+                self._add(batch, row, each.slot, place, draft[-1:] or each.tokens[-1:], state)
                 batch.output[row] = 1
                 self._ends[each.slot] = place + 1
             if self._context.decode(batch, at + len(feed)) != llama.OK:
@@ -170,7 +159,7 @@ class Mtp:
             feed = [
                 (each, hidden[row : row + 1])
                 for row, (each, _) in enumerate(feed)
-                if self._extend(drafts[each.job], logits[row], min(most, each.room))
+                if extend(drafts[each.job], logits[row], self._eog, min(most, each.room))
             ]
             batch, at = self._step, 0
         return {job: draft for job, draft in drafts.items() if draft}
@@ -179,11 +168,3 @@ class Mtp:
         place = len(asked.tokens) - 1
         first, states = self._states[asked.slot]
         return place <= self._ends[asked.slot] and first < place <= first + len(states)
-
-    def _extend(self, draft: array[int], row: Rows, most: int) -> bool:
-        """Add the likeliest token; whether there may be another."""
-        token = int(row.argmax())
-        if token in self._eog or not sure(row, token):
-            return False
-        draft.append(token)
-        return len(draft) < most

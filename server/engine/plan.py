@@ -11,7 +11,7 @@ import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 from server.engine import encoder, gguf, heads
 from server.engine.messages import EngineError, ModelSpec
@@ -90,6 +90,16 @@ class Share:
         return max(self.weights, self.repacked) + self.kv + self.compute + self.heads + self.images + self.drafts
 
 
+class Cells(TypedDict):
+    """Of a `llama.Context`: what all have in common that stand beside each other in one plan."""
+
+    cells: int
+    sequences: int
+    split: bool
+    flash: bool
+    kv_type: str
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     context_length: int
@@ -124,6 +134,10 @@ class Plan:
     def flash(self) -> bool:
         """Whether flash attention may be used: on a CPU it is slower, but a cache in fewer bits needs it."""
         return self.gpu_layers > 0 or self.kv_type != "f16"
+
+    @property
+    def layout(self) -> Cells:
+        return Cells(cells=self.cells, sequences=self.slots, split=self.split, flash=self.flash, kv_type=self.kv_type)
 
     @property
     def fits(self) -> bool:

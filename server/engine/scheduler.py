@@ -138,6 +138,11 @@ class Turn:
     free: bool = False
     """Whether nothing waits for it but what it takes."""
 
+    @property
+    def decoding(self) -> int:
+        """How many of its sequences, before it is done, have but one token to decode."""
+        return sum(sequence.remaining == 1 for sequence, _ in self.entries)
+
 
 class Before(NamedTuple):
     """A step that running answers waited for: with an image or with prompts, and whether it took only as much as the
@@ -346,7 +351,7 @@ class Scheduler:
         if turn.image or (turn.waited and done):
             self._before = Before(count, seconds, turn.image, cut)
         if done and tells and not turn.image:
-            decoding = sum(sequence.remaining == 1 for sequence, _ in turn.entries)
+            decoding = turn.decoding
             earlier = before if before is not None and before.cut else _NOTHING
             self.pace.note(decoding, count - decoding + earlier.tokens, seconds + earlier.seconds)
 

@@ -49,9 +49,13 @@ class Source(Protocol):
         """By job, up to so many tokens of each and `MOST` in all."""
 
 
-def sure(row: NDArray[np.float32], token: int) -> bool:
-    """Whether these logits hold a token to be likely enough to be drafted."""
-    return bool(1 / np.exp(row - row[token]).sum() >= _SURE)
+def extend(draft: array[int], row: NDArray[np.float32], ends: frozenset[int], most: int) -> bool:
+    """Add the likeliest token by these logits, unless it is an end or no likely one; whether there may be another."""
+    token = int(row.argmax())
+    if token in ends or 1 / np.exp(row - row[token]).sum() < _SURE:
+        return False
+    draft.append(token)
+    return len(draft) < most
 
 
 class Lookup:

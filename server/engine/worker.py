@@ -175,25 +175,21 @@ class Worker:
         try:
             self._context = llama.Context(
                 self._model,
-                cells=plan.cells,
-                sequences=slots,
                 batch=batch,
                 threads=threads,
-                split=plan.split,
-                flash=plan.flash,
-                kv_type=plan.kv_type,
                 outputs=slots + drafts,
                 hidden=guesses,
                 snapshots=plan.snapshots,
+                **plan.layout,
             )
             self._memory.callback(self._context.close)
             if self._model.recurrent and not self._context.snapshots:
                 drafts = 0
             self._drafter: Drafter | Mtp | None = None
             if spec.draft is not None and drafts:
-                self._drafter = Drafter(spec.draft, self._model, plan, threads=threads, repack=repack)
+                self._drafter = Drafter(spec.draft, self._vocab, plan, threads=threads, repack=repack)
             elif guesses and drafts:
-                self._drafter = Mtp(self._model, plan, threads=threads)
+                self._drafter = Mtp(self._model, self._eog, plan, threads=threads)
             if self._drafter is not None:
                 self._memory.callback(self._drafter.close)
         except llama.LoadError:
@@ -447,7 +443,7 @@ class Worker:
         if result == llama.OK:
             if self._mtp is not None:
                 self._mtp.observe(self._batch, count, self._context.hidden(count))
-            decoding = sum(sequence.remaining == 1 for sequence, _ in turn.entries)
+            decoding = turn.decoding
             for sequence, tokens in turn.entries:
                 sequence.past += tokens
             confirmed = 0

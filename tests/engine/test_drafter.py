@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from server.engine import Done, Job, Sampling, llama, speculation, worker
+from server.engine import Done, Job, Sampling, Vocab, llama, speculation, worker
 from server.engine.drafter import Drafter
 from server.engine.messages import ModelSpec
 from server.engine.protocol import Submit
@@ -123,9 +123,7 @@ class Alone:
 
     def __init__(self, path: Path, **spec: Any) -> None:
         self.plan = best(ModelSpec(str(path), **{"context_length": 400, "slots": 3, "threads": 1, **spec}))
-        target = llama.Model(str(path), vocab_only=True)
-        self.drafter = Drafter(str(path), target, self.plan, threads=1, repack=False)
-        target.close()
+        self.drafter = Drafter(str(path), Vocab.load(str(path)), self.plan, threads=1, repack=False)
         self.steps: list[int] = []
         decode = self.drafter._context.decode
 

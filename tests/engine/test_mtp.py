@@ -97,7 +97,7 @@ def test_the_model_is_the_same_with_its_head_and_without(
 ) -> None:
     assert llama.shows_hidden()
     with closing(llama.Model(str(written(architecture)))) as plain:
-        assert plain.nextn == model.nextn == 1
+        assert [llama.C.llama_model_n_layer_nextn(each._p) for each in (plain, model)] == [1, 1]
         assert plain.hidden_width == model.hidden_width == WIDTH
         assert plain.recurrent == model.recurrent == (architecture == "qwen35")
         with closing(llama.Context(plain, **SIZES)) as context:  # type: ignore[arg-type]

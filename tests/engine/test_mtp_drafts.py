@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.engine import Done, ModelSpec, Sampling, gguf, llama, speculation, worker
+from server.engine import Done, ModelSpec, Sampling, Vocab, gguf, llama, speculation, worker
 from server.engine.mtp import Mtp
 from server.engine.plan import Plan
 from server.engine.shape import Shape
@@ -35,23 +35,14 @@ class Played:
         self.model = llama.Model(str(path), mtp=True)
         snapshots = most if self.model.recurrent else 0
         self.context = self._made(snapshots=snapshots)
-        self.mtp = Mtp(self.model, self.plan, threads=1)
+        self.mtp = Mtp(self.model, Vocab(self.model).eog, self.plan, threads=1)
         self.tokens: list[array[int]] = [array("i") for _ in range(3)]
         self.most = most
 
     def _made(self, **options: int) -> llama.Context:
         plan = self.plan
         return llama.Context(
-            self.model,
-            cells=plan.cells,
-            sequences=3,
-            batch=plan.batch,
-            threads=1,
-            split=plan.split,
-            flash=plan.flash,
-            outputs=plan.batch,
-            hidden=True,
-            **options,
+            self.model, batch=plan.batch, threads=1, outputs=plan.batch, hidden=True, **plan.layout, **options
         )
 
     def close(self) -> None:
