@@ -2,7 +2,8 @@
 
 Network, tokens (`HF_TOKEN`, or its own login), endpoint (`HF_ENDPOINT`) and offline mode are `huggingface_hub`'s. It
 throws away what an interrupted download had; so each file comes here first, beside where it will lie, and goes on where
-it was left. The cache names a file by the SHA-256 that the hub gives for it: nothing else is put under that name.
+it was left. A repository's `blobs` names a file by the SHA-256 that the hub gives for it: nothing else is put under
+that name. Such a blob may be a link in turn, into the store that all repositories share: names there are Xet hashes.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from server.config import HubFile, hub_file
+
+if TYPE_CHECKING:
+    from huggingface_hub import CachedFileInfo, CachedRepoInfo, HFCacheInfo
 
 Progress = Callable[[int, int], None]
 
@@ -46,7 +50,7 @@ def fetch(file: HubFile, *, progress: Progress | None = None) -> Path:
     """
     from httpx2 import HTTPError
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+    from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
     from huggingface_hub.utils import build_hf_headers
 
     try:
@@ -71,12 +75,10 @@ def fetch(file: HubFile, *, progress: Progress | None = None) -> Path:
         _note(file.repo, file.revision, revision)
     except OfflineModeIsEnabled as error:
         raise HubError(f"{file} is not here yet, and HF_HUB_OFFLINE forbids to ask for it") from error
-    except HfHubHTTPError as error:
-        raise HubError(_complaint(file, error)) from error
+    except LocalEntryNotFoundError as error:  # the library's word for what has happened on the way
+        raise HubError(_complaint(file, error.__cause__ or error)) from error
     except HTTPError as error:
-        raise HubError(
-            f"{_endpoint()} cannot be reached ({type(error).__name__}); is the network there? Running again continues"
-        ) from error
+        raise HubError(_complaint(file, error)) from error
     except OSError as error:
         raise HubError(f"{file} cannot be stored: {_reason(error)}") from error
     for path, sha256 in zip(paths, file.sha256, strict=bool(file.sha256)):
@@ -87,16 +89,15 @@ def fetch(file: HubFile, *, progress: Progress | None = None) -> Path:
 
 def held() -> dict[HubFile, int]:
     """The whole GGUF files in the cache, whoever put them there, and their bytes; of split ones all parts together."""
-    from huggingface_hub import constants
-
-    sizes: dict[tuple[str, str], int] = {}
-    for repository in sorted(Path(constants.HF_HUB_CACHE).glob("models--*--*")):
-        for path in sorted(repository.glob("snapshots/*/**/*.gguf")):
-            if path.is_file():
-                name = "/".join(path.relative_to(repository / "snapshots").parts[1:])
-                sizes[repository.name.removeprefix("models--").replace("--", "/"), name] = path.stat().st_size
+    sizes = {
+        (repository.repo_id, name): each.size_on_disk
+        for repository in _scan().repos
+        if repository.repo_type == "model"
+        for name, each in _files(repository)
+        if name.endswith(".gguf")
+    }
     found = {}
-    for repo, name in sizes:
+    for repo, name in sorted(sizes):
         try:
             file = hub_file(f"{repo}:{name}")
         except ValueError:  # a later part, counted with its first
@@ -107,34 +108,58 @@ def held() -> dict[HubFile, int]:
 
 
 def remove(file: HubFile) -> int:
-    """Take the file's parts out of the cache, whole or not, in every revision; the bytes that gave back."""
-    repository = _repository(file.repo)
-    freed = 0
-    for part in file.parts:
-        for pointer in repository.glob("snapshots/*"):
-            path = pointer / part
-            if not path.is_symlink():
-                freed += path.stat().st_size if path.exists() else 0
-                path.unlink(missing_ok=True)
-                continue
-            blob = path.resolve()
-            path.unlink()
-            shared = any(each.is_symlink() and each.resolve() == blob for each in repository.glob("snapshots/**/*"))
-            if blob.parent == (repository / "blobs").resolve() and blob.exists() and not shared:
-                freed += blob.stat().st_size
-                blob.unlink()
-    for half in repository.glob("blobs/*.incomplete"):
-        freed += half.stat().st_size
-        half.unlink()
-    if repository.exists() and not any(repository.glob("blobs/*")):
-        shutil.rmtree(repository)
+    """Take the file's parts out of the cache, whole or not, in every revision; the bytes that gave back.
+
+    Content that other files or repositories share stays for them. Raises HubError where the cache cannot be read.
+    """
+    place = _repository(file.repo)
+    for link in (*place.glob("snapshots/**/*"), *place.glob("blobs/*")):
+        if not link.exists():
+            link.unlink()  # it leads nowhere, for which the library refuses the whole repository
+    scan = _scan()
+    chosen = [
+        each
+        for repository in scan.repos
+        if repository.repo_path == place
+        for name, each in _files(repository)
+        if name in file.parts
+    ]
+    if not chosen and any((each / part).exists() for each in place.glob("snapshots/*") for part in file.parts):
+        raise HubError(f"the cache of {file.repo} is damaged: remove {place} as a whole")
+    deletion = scan.delete_files(*chosen)
+    freed = deletion.expected_freed_size
+    deletion.execute()
+    for half in scan.incomplete_files:
+        if half.file_path.parent == place / "blobs":
+            freed += half.size_on_disk
+            half.file_path.unlink()
+    if place.exists() and not any(place.glob("blobs/*")):
+        shutil.rmtree(place)
     return freed
+
+
+def _scan() -> HFCacheInfo:
+    """What the library finds in its cache."""
+    from huggingface_hub import HFCacheInfo, constants, scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        return scan_cache_dir(constants.HF_HUB_CACHE)
+    except CacheNotFound:
+        return HFCacheInfo(size_on_disk=0, repos=frozenset(), incomplete_files=frozenset(), warnings=[])
+
+
+def _files(repository: CachedRepoInfo) -> Iterator[tuple[str, CachedFileInfo]]:
+    """Its files in every revision, by their paths inside the repository."""
+    for revision in repository.revisions:
+        for each in revision.files:
+            yield each.file_path.relative_to(revision.snapshot_path).as_posix(), each
 
 
 def _repository(repo: str) -> Path:
     from huggingface_hub import constants
 
-    return Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
+    return Path(constants.HF_HUB_CACHE).expanduser().resolve() / f"models--{repo.replace('/', '--')}"
 
 
 def _download(repo: str, part: str, revision: str, etag: str, size: int, progress: Progress | None) -> None:
@@ -143,6 +168,11 @@ def _download(repo: str, part: str, revision: str, etag: str, size: int, progres
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import WeakFileLock, build_hf_headers
 
+    if hf_hub_download(repo, part, revision=revision, dry_run=True).is_cached:
+        # Perhaps in the store that all repositories share alone, from where the library links it.
+        if progress is not None:
+            progress(size, size)
+        return
     blob = _repository(repo) / "blobs" / etag
     if size > constants.MAX_HTTP_DOWNLOAD_SIZE:
         # The hub serves so much only by its own protocol, which checks what it brings.
@@ -217,10 +247,14 @@ def _bar(progress: Progress | None, done: int, size: int) -> Any:
 
 
 def _digest(path: Path) -> str:
-    """The file's SHA-256: by its name in the cache, else by its content."""
-    name = path.resolve().name
-    if _SHA256.fullmatch(name):
-        return name
+    """The file's SHA-256: by the name of the blob that the file is a link to, else by its content.
+
+    That blob is where the first link leads, not the last: names in the shared store are Xet hashes.
+    """
+    if path.is_symlink():
+        blob = path.readlink()
+        if blob.parent.name == "blobs" and _SHA256.fullmatch(blob.name):
+            return blob.name
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -231,16 +265,21 @@ def _endpoint() -> str:
     return constants.ENDPOINT
 
 
-def _complaint(file: HubFile, error: Any) -> str:
-    """What an answer of the hub means for whoever asked. Answers hold no secret, but say little."""
+def _complaint(file: HubFile, error: BaseException) -> str:
+    """What an answer of the hub, or none, means for whoever asked. Answers hold no secret, but say little."""
     from huggingface_hub import get_token
     from huggingface_hub.errors import (
         EntryNotFoundError,
         GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
 
+    if not isinstance(error, HfHubHTTPError) or isinstance(error, LocalEntryNotFoundError):
+        reason = type(error).__name__
+        return f"{_endpoint()} cannot be reached ({reason}); is the network there? Running again continues"
     status = error.response.status_code
     login = "give one by HF_TOKEN or `hf auth login`" if get_token() is None else "the token given does not open it"
     if isinstance(error, GatedRepoError):

@@ -100,7 +100,10 @@ def remove(source: Source) -> int:
     if source.path is not None:
         raise ModelError(f"{source.path} is no fetched file; it is left alone")
     if source.huggingface is not None:
-        return hub.remove(source.huggingface)
+        try:
+            return hub.remove(source.huggingface)
+        except hub.HubError as error:
+            raise ModelError(str(error)) from error
     path = _place(_wheel(source))
     freed = path.stat().st_size if path.is_file() else 0
     if path.parent.is_dir():

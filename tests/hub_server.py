@@ -23,11 +23,13 @@ class Hub:
     """What the server has, how it misbehaves, and what it was asked."""
 
     repo: str = REPO
-
     files: dict[str, bytes] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=lambda: {"main": COMMIT})
     refusal: tuple[int, str] | None = None
-    """Status and `X-Error-Code` of every answer."""
+    """Status and `X-Error-Code` of every answer after the first `answers`."""
+    answers: int = 0
+    xet: dict[str, str] = field(default_factory=dict)
+    """Xet hashes of the files that have one."""
     ranges: bool = True
     damaged: bool = False
     cut: list[int] = field(default_factory=list)
@@ -67,7 +69,7 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             found = re.fullmatch(r"/(.+)/resolve/([^/]+)/(.+)", self.path)
             if found is not None:
                 hub.authorization.add(self.headers["Authorization"])
-            if hub.refusal is not None:
+            if hub.refusal is not None and len(hub.asked) > hub.answers:
                 status, code = hub.refusal
                 self.answer(status, X_Error_Code=code, Content_Length="0")
                 return
@@ -90,6 +92,7 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 X_Repo_Commit=commit,
                 ETag=f'"{etag}"',
                 Content_Length=str(len(body)),
+                **({"X_Xet_Hash": hub.xet[found[3]], "X_Xet_Refresh_Route": "/none"} if found[3] in hub.xet else {}),
                 **({"Content_Range": f"bytes {start}-{len(content) - 1}/{len(content)}"} if start else {}),
             )
             if self.command == "GET":

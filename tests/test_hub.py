@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
+from huggingface_hub.utils._shared_blobs import publish_blob_to_shared_store
 
 from server import hub
 from server.cli import main
 from server.config import ConfigError, HubFile, Source, hub_file, load_config
-from server.models import ModelError, cached, fetch
+from server.models import ModelError, cached, fetch, remove
 from tests.hub_server import COMMIT, REPO, Hub, playing
 
 NEXT = "b" * 40
@@ -239,6 +240,93 @@ def test_content_that_two_names_share_goes_with_the_last(served: Hub, tmp_path: 
     assert len(served.downloads) == 1
     assert hub.remove(FILE) == 0
     assert hub.remove(twin) == len(CONTENT)
+
+
+XET = "5e" * 32
+"""What the shared store calls the content by: no SHA-256 of it."""
+
+
+def share(directory: Path, repo: str = REPO, xet: str = XET) -> Path:
+    """Moves a repository's only content to the store that all repositories share, as the library does with a download
+    by its own protocol; gives the blob that then leads there."""
+    (blob,) = (directory / "hub" / f"models--{repo.replace('/', '--')}" / "blobs").iterdir()
+    assert publish_blob_to_shared_store(
+        blob_path=str(blob), xet_hash=xet, cache_dir=directory / "hub", expected_size=blob.stat().st_size
+    )
+    assert blob.is_symlink() and blob.resolve() == directory / "hub/blobs" / xet[:2] / xet
+    return blob
+
+
+def pinned(content: bytes = CONTENT) -> HubFile:
+    return replace(FILE, sha256=(hashlib.sha256(content).hexdigest(),))
+
+
+def test_content_in_the_shared_store_is_known_by_its_digest(served: Hub, tmp_path: Path) -> None:
+    path = fetch(SOURCE)
+    share(tmp_path)
+    asked = len(served.asked)
+    assert cached(Source(huggingface=pinned())) == fetch(Source(huggingface=pinned())) == path
+    assert len(served.asked) == asked
+    assert fetch(Source(huggingface=pinned()), refresh=True) == path
+    assert served.downloads == [None], "it is not downloaded again"
+    assert cached(Source(huggingface=replace(FILE, sha256=(XET,)))) is None, "the store's name is no digest"
+    assert hub.held() == {FILE: len(CONTENT)}
+
+
+def test_a_digest_is_read_from_the_content_where_no_name_tells_it(served: Hub) -> None:
+    """As on file systems without links, and of small files, which the hub does not name by a SHA-256."""
+    path = fetch(SOURCE)
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content)
+    assert cached(Source(huggingface=pinned())) == path
+    assert cached(Source(huggingface=pinned(b""))) is None
+
+
+def test_removing_takes_content_out_of_the_shared_store(served: Hub, tmp_path: Path) -> None:
+    fetch(SOURCE)
+    content = share(tmp_path).resolve()
+    assert hub.remove(FILE) == len(CONTENT)
+    assert not content.exists() and cached(SOURCE) is None
+    assert not (tmp_path / "hub/models--someone--tiny").exists()
+    assert hub.remove(FILE) == 0
+
+
+def test_content_that_two_repositories_share_goes_with_the_last(served: Hub, tmp_path: Path) -> None:
+    first, second = SOURCE, Source(huggingface=replace(FILE, repo="other/copy"))
+    fetch(first)
+    content = share(tmp_path).resolve()
+    served.repo, served.xet = "other/copy", {FILE.file: XET}
+    path = fetch(second)
+    assert path.resolve() == content and served.downloads == [None], "it is here already"
+    assert hub.remove(FILE) == 0
+    assert cached(first) is None and cached(second) == path and path.read_bytes() == CONTENT
+    assert hub.remove(replace(FILE, repo="other/copy")) == len(CONTENT)
+    assert not content.exists()
+
+
+def test_links_that_lead_nowhere_are_removed_too(served: Hub, tmp_path: Path) -> None:
+    fetch(SOURCE)
+    share(tmp_path).resolve().unlink()
+    assert cached(SOURCE) is None
+    assert hub.remove(FILE) == 0
+    assert not (tmp_path / "hub/models--someone--tiny").exists()
+    assert fetch(SOURCE).read_bytes() == CONTENT
+
+
+def test_a_cache_that_the_library_cannot_read_is_said(served: Hub, tmp_path: Path) -> None:
+    fetch(SOURCE)
+    (tmp_path / "hub/models--someone--tiny/refs/gone").write_text("f" * 40)
+    with pytest.raises(ModelError, match=r"the cache of someone/tiny is damaged: remove .*/models--someone--tiny"):
+        remove(SOURCE)
+    assert cached(SOURCE) is not None
+
+
+@pytest.mark.parametrize("answers", [1, 2, 3])
+def test_a_hub_that_stops_answering_is_said(served: Hub, answers: int) -> None:
+    served.refusal, served.answers = (403, ""), answers
+    with pytest.raises(ModelError, match="no repository someone/tiny, or it is private"):
+        fetch(SOURCE)
 
 
 def written(directory: Path, source: str) -> Path:
