@@ -344,8 +344,9 @@ def _serve(options: argparse.Namespace) -> int:
     if log_format == "json":
         start_logging(log_format)
         fetch_one = _fetch_logged
-    for source in [each for one in config.connections for each in (one.source, one.mmproj) if each is not None]:
-        fetch_one(source)
+    for connection in config.connections:
+        for source in connection.sources:
+            fetch_one(source)
 
     # What the other commands do not need is imported here: they answer at once.
     from server.serving import serve

@@ -153,6 +153,11 @@ class ConnectionConfig:
     """Whether a loop of tool calls may go on without the reasoning that led to the calls, which the wire cannot carry:
     "dropped" goes on, "required" refuses it."""
 
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """All that it is loaded from: the model, then its projector and its draft model where it has them."""
+        return tuple(each for each in (self.source, self.mmproj, self.draft) if each is not None)
+
     def spec(
         self,
         path: Path,

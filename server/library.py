@@ -82,8 +82,8 @@ def show(options: argparse.Namespace) -> int:
 
 def pull(options: argparse.Namespace) -> int:
     """Fetch the named files, or all that the configuration names; print their paths."""
-    named = [source for each in options.what for source in _sources(_connection(each, options.models))]
-    for source in named or [each for one in load_config(options.models).connections for each in _sources(one)]:
+    named = [source for each in options.what for source in _connection(each, options.models).sources]
+    for source in named or [each for one in load_config(options.models).connections for each in one.sources]:
         print(fetch_shown(source, refresh=True))
     return 0
 
@@ -94,7 +94,7 @@ def listing(options: argparse.Namespace) -> int:
     sizes: dict[str, int | None] = {**held()}
     if options.models.exists():
         for connection in load_config(options.models).connections:
-            for source in _sources(connection):
+            for source in connection.sources:
                 name = label(source)
                 users.setdefault(name, []).append(connection.key)
                 path = cached(source)
@@ -108,7 +108,7 @@ def listing(options: argparse.Namespace) -> int:
 def rm(options: argparse.Namespace) -> int:
     """Remove fetched files. A connection that names one fetches it again when it is next used."""
     for each in options.what:
-        for source in _sources(_connection(each, options.models)):
+        for source in _connection(each, options.models).sources:
             print(f"{label(source)}: {remove(source) / 1e6:,.1f} MB freed")
     return 0
 
@@ -128,11 +128,6 @@ def _connection(what: str, models: Path) -> ConnectionConfig:
             ) from None
         source = Source(path=Path(what))
     return ConnectionConfig(key=what, name=what, model=what, source=source)
-
-
-def _sources(connection: ConnectionConfig) -> list[Source]:
-    """Its files: the model's first."""
-    return [each for each in (connection.source, connection.mmproj, connection.draft) if each is not None]
 
 
 def _describe(path: Path, file: gguf.Gguf, connection: ConnectionConfig) -> None:

@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from server.cli import main
+from server.config import Config
+from server.models import cached
 from server.state import TokenStore
+from tests.hub_server import REPO, playing
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -202,6 +205,36 @@ def test_serve_says_that_a_file_is_missing(tmp_path: Path, capsys: pytest.Captur
     status, _, err = run(capsys, "serve", "--models", str(file), "--state", str(tmp_path), "--port", "0")
     assert status == 1
     assert "none.gguf" in err
+
+
+@pytest.mark.parametrize("log_format", ["console", "json"])
+def test_serve_fetches_all_that_a_connection_is_loaded_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], log_format: str
+) -> None:
+    """Before it answers: a first request should not wait for a download."""
+    names = ("model", "mmproj", "draft")
+    file = tmp_path / "models.toml"
+    file.write_text(
+        '[models.whole]\nmodel = "whole"\n'
+        + "".join(
+            f'[models.whole.{"source" if name == "model" else name}]\nhuggingface = "{REPO}:{name}.gguf"\n'
+            for name in names
+        )
+    )
+    here: list[Path | None] = []
+
+    def serve(config: Config, *_: object, **__: object) -> bool:
+        (connection,) = config.connections
+        here.extend(cached(each) for each in connection.sources)
+        return True
+
+    monkeypatch.setattr("server.serving.serve", serve)
+    monkeypatch.setattr("server.cli.start_logging", lambda _: None)
+    with playing(tmp_path, monkeypatch) as hub:
+        hub.files = {f"{name}.gguf": name.encode() for name in names}
+        options = ("--models", str(file), "--port", "0", "--log-format", log_format)
+        assert run(capsys, "serve", *options)[0] == 0
+    assert [each and each.read_text() for each in here] == list(names)
 
 
 def test_chat_says_that_nobody_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
