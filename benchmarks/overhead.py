@@ -30,7 +30,8 @@ from rich.table import Table
 from grammars import compile_schema
 from server.engine.constraint import Guard
 from server.engine.memory import huge_pages
-from server.engine.messages import Constraint, Job, ModelSpec, Sampling, Segment
+from server.engine.messages import Constraint, Job, ModelSpec, Segment
+from server.engine.params import Sampling
 from server.engine.protocol import Decoder, Step, Submit
 from server.engine.sampler import TokenSampler
 from server.engine.vocab import Vocab

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args, overload
 from urllib.parse import urlsplit
 
-from server.engine.messages import PREFILL_SLOWDOWN, ModelSpec, Sampling
+from server.engine.messages import PREFILL_SLOWDOWN, ModelSpec
+from server.engine.params import PARAMS, Param, Sampling
 from server.logs import LogFormat
 from server.wire.records import ReasoningEffort, ToolChoiceMode
 
@@ -104,7 +105,7 @@ class Support:
     reasoning_efforts: tuple[ReasoningEffort, ...] | None = None
     thinking: bool | None = None
     temperature: bool = True
-    temperature_max: float = 2.0
+    temperature_max: float = float(PARAMS["temperature"].high)
     temperature_with_reasoning: bool = True
     """Whether a temperature may be set while the model reasons."""
     max_output_tokens: int = 0
@@ -357,7 +358,7 @@ def _connection(key: str, table: _Table, directory: Path) -> ConnectionConfig:
             if "reasoning_effort" in table.unread
             else None
         ),
-        temperature=table.number("temperature", 0, 0, 2) if "temperature" in table.unread else None,
+        temperature=_sampler_param(table, PARAMS["temperature"]) if "temperature" in table.unread else None,
         supports=_support(table.table("supports")),
         reasoning_continuation=table.text("reasoning_continuation", "dropped", pattern="dropped|required"),
     )
@@ -426,17 +427,14 @@ def hub_file(text: str) -> HubFile:
 
 
 def _sampling(table: _Table) -> Sampling:
-    default = Sampling()
-    sampling = Sampling(
-        temperature=table.number("temperature", default.temperature, 0, 2),
-        top_k=table.integer("top_k", default.top_k, 0, 2**20),
-        top_p=table.number("top_p", default.top_p, 0, 1),
-        min_p=table.number("min_p", default.min_p, 0, 1),
-        repeat_penalty=table.number("repeat_penalty", default.repeat_penalty, 0.1, 10),
-        seed=table.integer("seed", 0, 0, 2**32 - 1) if "seed" in table.unread else None,
-    )
+    given = {name: _sampler_param(table, param) for name, param in PARAMS.items() if name in table.unread}
     table.finish()
-    return sampling
+    return Sampling(**given)
+
+
+def _sampler_param(table: _Table, param: Param) -> Any:
+    read: Callable[..., float] = table.integer if param.whole else table.number
+    return read(param.name, param.low, param.low, param.high)
 
 
 def _restrictions(table: _Table) -> Restrictions:
@@ -471,7 +469,7 @@ def _support(table: _Table) -> Support:
         reasoning_efforts=efforts,
         thinking=table.boolean("thinking", None),
         temperature=table.boolean("temperature", default.temperature),
-        temperature_max=table.number("temperature_max", default.temperature_max, 0, 2),
+        temperature_max=table.number("temperature_max", default.temperature_max, 0, default.temperature_max),
         temperature_with_reasoning=table.boolean("temperature_with_reasoning", default.temperature_with_reasoning),
         max_output_tokens=table.integer("max_output_tokens", 0),
     )
@@ -532,7 +530,7 @@ class _Table:
     def number(self, key: str, default: float, minimum: float, maximum: float) -> float:
         value = self.unread.pop(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not minimum <= value <= maximum:
-            raise ConfigError(self.name, key, f"must be a number from {minimum} to {maximum}")
+            raise ConfigError(self.name, key, f"must be a number from {minimum:g} to {maximum:g}")
         return float(value)
 
     def text(self, key: str, default: str | None = None, pattern: str | None = None) -> str:

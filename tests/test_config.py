@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from server.config import Config, ConfigError, Restrictions, Route, Source, Support, Wheel, load_config
-from server.engine.messages import Sampling
+from server.engine.params import Sampling
 
 MINIMAL = """
 [models.one]
@@ -122,7 +122,7 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
     first, second = config.connections
     assert (first.key, second.key) == ("b", "a"), "the file's order is the owner's preference"
     assert first.source == Source(pypi=Wheel("a-b", "1.0", "a/b.gguf", SHA256))
-    assert first.sampling == Sampling(0.0, 1, 0.5, 0.0, 1.1, 7)
+    assert first.sampling == Sampling(temperature=0, top_k=1, top_p=0.5, min_p=0, repeat_penalty=1.1, seed=7)
     assert first.capabilities == Restrictions(False, True, True, ("auto", "none"))
     assert first.unload_after == 0.5
     assert first.spec(Path("/f.gguf"), queue=0).prefill_slowdown == 4
@@ -223,7 +223,7 @@ REFUSED = [
     (MINIMAL + "[routes]\nchat = 1\n", "routes", "chat"),
     (MINIMAL + "sampling = {temperature = 2.5}\n", "models.one.sampling", "temperature"),
     (MINIMAL + "sampling = {heat = 1}\n", "models.one.sampling", "heat"),
-    (MINIMAL + "sampling = {seed = -1}\n", "models.one.sampling", "seed"),
+    (MINIMAL + f"sampling = {{seed = {2**64}}}\n", "models.one.sampling", "seed"),
     (MINIMAL + "capabilities = {tools = 1}\n", "models.one.capabilities", "tools"),
     (MINIMAL + 'capabilities.tool_choice_modes = ["auto", "named"]\n', "models.one.capabilities", "tool_choice_modes"),
     (MINIMAL + 'capabilities.tool_choice_modes = ["auto"]\n', "models.one.capabilities", "tool_choice_modes"),

@@ -17,11 +17,11 @@ from server.engine.messages import (
     ModelInfo,
     ModelSpec,
     Picture,
-    Sampling,
     Segment,
     Stop,
     Text,
 )
+from server.engine.params import Sampling
 
 if TYPE_CHECKING:
     from server.engine.client import Engine, Generation

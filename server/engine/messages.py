@@ -7,6 +7,8 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from server.engine.params import Sampling
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -30,18 +32,6 @@ class Constraint:
     markers: tuple[str, ...] = ()
     thinking: tuple[str, str] | None = None
     thinking_open: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """Sampling parameters of one generation. Temperature 0 is greedy."""
-
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    repeat_penalty: float = 1.0
-    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

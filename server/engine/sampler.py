@@ -8,10 +8,7 @@ from numpy.typing import NDArray
 from server.engine import llama
 from server.engine.constraint import Guard
 from server.engine.llama import C
-from server.engine.messages import Sampling
-
-PENALTY_WINDOW = 64
-"""Tokens the repetition penalty looks back on; llama.cpp's own default."""
+from server.engine.params import PARAMS, Sampling
 
 _RANKS = 32
 """Candidates asked about together after the first refusal: 8 µs."""
@@ -33,7 +30,7 @@ class TokenSampler:
     """The sampler chain of one sequence, and the rule by which a constraint bends it.
 
     Greedy without penalties is `argmax` over the logits: the same token as llama.cpp's greedy sampler, 20 times
-    quicker. Else a llama.cpp chain: penalties, top-k, top-p, min-p, temperature, draw.
+    quicker. Else a llama.cpp chain: the steps of `PARAMS` that change anything, then the draw.
 
     Under a constraint the chain chooses first and the grammar is asked about that one token. On refusal the next
     token is drawn from the chain's other candidates, so that the result is distributed as the chain's own
@@ -49,22 +46,16 @@ class TokenSampler:
         seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
         self._random = np.random.default_rng(seed)
         self._chain: llama.Sampler | None = None
-        self.remembers = sampling.repeat_penalty != 1.0
-        steps = []
-        if self.remembers:
-            size = len(candidates.data)
-            steps.append(C.llama_sampler_init_penalties(size, PENALTY_WINDOW, sampling.repeat_penalty, 0.0, 0.0))
-        if not self._greedy:
-            steps += [
-                C.llama_sampler_init_top_k(sampling.top_k),
-                C.llama_sampler_init_top_p(sampling.top_p, 1),
-                C.llama_sampler_init_min_p(sampling.min_p, 1),
-                C.llama_sampler_init_temp(sampling.temperature),
-                C.llama_sampler_init_dist(seed),
-            ]
-        elif steps:
-            steps.append(C.llama_sampler_init_greedy())
+        given = {param: getattr(sampling, name) for name, param in PARAMS.items()}
+        used = {param: value for param, value in given.items() if value != param.off}
+        self.remembers = any(param.penalty for param in used)
+        steps = [
+            param.build(C, value, len(candidates.data))
+            for param, value in used.items()
+            if param.build is not None and (param.penalty or not self._greedy)
+        ]
         if steps:
+            steps.append(C.llama_sampler_init_greedy() if self._greedy else C.llama_sampler_init_dist(seed))
             self._chain = llama.chain(*steps)
 
     def accept(self, token: int) -> None:

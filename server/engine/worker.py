@@ -37,6 +37,7 @@ from server.engine.heads import Head, Heads
 from server.engine.logprobs import Logprobs, certain
 from server.engine.messages import Done, EngineError, Failed, Job, ModelInfo, ModelSpec
 from server.engine.mtp import Mtp
+from server.engine.params import PENALTY_WINDOW
 from server.engine.pixels import Arriving
 from server.engine.plan import Plan, crowded, plans
 from server.engine.projector import Projector, ProjectorError
@@ -56,7 +57,7 @@ from server.engine.protocol import (
     Submit,
     encode,
 )
-from server.engine.sampler import PENALTY_WINDOW, NothingAllowed, TokenSampler
+from server.engine.sampler import NothingAllowed, TokenSampler
 from server.engine.scheduler import FEW, Admission, Prefix, Scheduler, Sequence, Slot, Turn, common_prefix
 from server.engine.shape import Shape
 from server.engine.speculation import MOST, Asked, Lookup, Source, Speculation

@@ -17,7 +17,7 @@ from server.config import ConnectionConfig
 from server.engine import EngineError
 from server.engine.counts import Counts
 from server.engine.histogram import Histogram
-from server.engine.messages import Sampling
+from server.engine.params import Sampling
 from server.runtime.clock import Clock, Timer
 from server.runtime.policy import Parameters, Supports, resolve, supported
 from server.runtime.ports import ChatService, FetchFile, ModelEngine, StartEngine

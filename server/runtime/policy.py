@@ -12,6 +12,7 @@ from typing import get_args
 
 from server.chat import Capabilities
 from server.config import ConnectionConfig
+from server.engine.params import PARAMS
 from server.wire.records import ReasoningEffort
 
 LADDER: tuple[ReasoningEffort, ...] = get_args(ReasoningEffort)
@@ -38,7 +39,7 @@ class Supports:
     reasoning_efforts: Sequence[ReasoningEffort] = ()
     thinking: bool = False
     temperature: bool = True
-    temperature_max: float = 2.0
+    temperature_max: float = float(PARAMS["temperature"].high)
     temperature_with_reasoning: bool = True
     max_output_tokens: int = 0
 

@@ -19,7 +19,7 @@ from jsonschema import Draft202012Validator
 from server.chat import Conversation
 from server.chat.events import BlockDelta, BlockEnd, BlockStart, Refusal
 from server.config import ConnectionConfig, Limits, Restrictions, Route, ServerConfig, Source, Support
-from server.engine.messages import Sampling
+from server.engine.params import Sampling
 from server.http.complete import STATUS
 from server.wire.message_schema import MESSAGE_SCHEMA
 from server.wire.records import ImagePart, Message, TextPart, Tool, WireError

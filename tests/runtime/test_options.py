@@ -11,7 +11,8 @@ import pytest
 
 from server.chat.events import BlockDelta, BlockEnd, BlockStart
 from server.config import ConnectionConfig, ServerConfig, Source
-from server.engine.messages import Done, Logprob, Sampling, Text
+from server.engine.messages import Done, Logprob, Text
+from server.engine.params import Sampling
 from server.runtime import LiveGeneration, Options
 from server.runtime.logprobs import AnswerLogprobs
 from server.wire.records import Generation, Requirements, TextPart, WireError

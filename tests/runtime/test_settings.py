@@ -10,7 +10,7 @@ import pytest
 
 from server.chat import ChatSettings
 from server.config import ConnectionConfig, Source, Support
-from server.engine.messages import Sampling
+from server.engine.params import Sampling
 from server.wire.records import WireError
 from tests.runtime.doubles import ChatDouble, World
 from tests.runtime.test_generation import begin
@@ -45,15 +45,20 @@ def world_of(directory: Path, **fields: Any) -> World:
 
 
 async def test_the_connections_temperature_samples_up_to_its_maximum(tmp_path: Path) -> None:
-    hot = world_of(tmp_path, temperature=1.5, supports=Support(temperature_max=1.2), sampling=Sampling(0.3, 7))
+    hot = world_of(
+        tmp_path, temperature=1.5, supports=Support(temperature_max=1.2), sampling=Sampling(temperature=0.3, top_k=7)
+    )
     await begin(hot, "Hello")
-    assert (await hot.engine.run()).job.sampling == Sampling(1.2, 7)
+    assert (await hot.engine.run()).job.sampling == Sampling(temperature=1.2, top_k=7)
     await hot.runtime.close()
     apart = world_of(
-        tmp_path, temperature=1.5, supports=Support(temperature_with_reasoning=False), sampling=Sampling(0.3, 7)
+        tmp_path,
+        temperature=1.5,
+        supports=Support(temperature_with_reasoning=False),
+        sampling=Sampling(temperature=0.3, top_k=7),
     )
     await begin(apart, "Hello")
-    assert (await apart.engine.run()).job.sampling == Sampling(0.3, 7), "dropped beside reasoning"
+    assert (await apart.engine.run()).job.sampling == Sampling(temperature=0.3, top_k=7), "dropped beside reasoning"
     await apart.runtime.close()
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
+from server.engine.params import PARAMS, Param
 from server.http.openai.errors import bad
 from server.runtime import Options
 from server.wire import check_history, fields, strict_json
@@ -35,8 +36,9 @@ MAX_LOGPROBS = 20
 
 _IMAGES = ("image/png", "image/jpeg", "image/webp")
 
-SAMPLING = {"top_p", "top_k", "min_p", "repeat_penalty", "seed"}
-"""Parameters that become fields of the engine's sampling. The middle three are what local servers have beside."""
+SAMPLING = frozenset(PARAMS) - {"temperature"}
+"""Parameters that become fields of the engine's sampling, some of which only local servers have. The temperature goes
+another way: the wire has it too, and models that do not take it."""
 
 INERT = {
     "user",
@@ -226,7 +228,7 @@ def read_common(
         "choice": choose(choice, tools),
         "format": format,
         "parallel": boolean(given.get("parallel_tool_calls", True), "parallel_tool_calls"),
-        "temperature": number(given["temperature"], "temperature", 0, 2) if "temperature" in given else None,
+        "temperature": _sampler_param(given, PARAMS["temperature"]) if "temperature" in given else None,
         "sampling": read_sampling(given),
         "stop": stop,
         "stream": boolean(given.get("stream", False), "stream"),
@@ -235,14 +237,12 @@ def read_common(
 
 def read_sampling(given: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of the engine's sampling."""
-    readers: dict[str, Callable[[Any, str], Any]] = {
-        "top_p": lambda value, at: number(value, at, 0, 1),
-        "top_k": lambda value, at: integer(value, at, 0, 1_000_000),
-        "min_p": lambda value, at: number(value, at, 0, 1),
-        "repeat_penalty": lambda value, at: number(value, at, 0.01, 100),
-        "seed": lambda value, at: integer(value, at, -(2**63), 2**64 - 1),
-    }
-    return {name: read(given[name], name) for name, read in readers.items() if name in given}
+    return {name: _sampler_param(given, param) for name, param in PARAMS.items() if name in SAMPLING & given.keys()}
+
+
+def _sampler_param(given: Mapping[str, Any], param: Param) -> float:
+    read: Callable[..., float] = integer if param.whole else number
+    return read(given[param.name], param.name, param.low, param.high)
 
 
 def read_stop(value: Any) -> tuple[str, ...]:
