@@ -16,6 +16,22 @@ from tests.fixtures.projectors import KINDS, Seer, write_seer
 
 ROOT = Path(__file__).parent.parent
 
+MARKED = {
+    "model": {"smollm2", "gemma", "anywhere", "shell"},
+    "browser": {"chromium"},
+}
+"""Markers that follow from fixtures. The last two of models fetch theirs where they are not given a server."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        used = set(getattr(item, "fixturenames", ()))
+        for marker, fixtures in MARKED.items():
+            if used & fixtures:
+                item.add_marker(marker)
+        if used & MARKED["browser"]:
+            item.add_marker("slow")
+
 
 @pytest.fixture(scope="session")
 def config() -> Config:

@@ -347,6 +347,7 @@ def test_a_file_without_markers_is_left_as_it_was(content: str, tmp_path: Path) 
     assert file.read_text() == content
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["svg", "png"])
 async def test_a_plot_shows_every_target(suffix: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
@@ -560,6 +561,7 @@ def test_each_part_is_timed_without_those_inside_it(monkeypatch: pytest.MonkeyPa
     assert clock.spent == {"outer": 3, "inner": 2}
 
 
+@pytest.mark.slow
 def test_a_step_of_the_worker_is_taken_apart(smollm2: Path) -> None:
     choose, accept = overhead.TokenSampler.choose, overhead.Guard.accept
     found = overhead.measure(smollm2, [1, 2], steps=3)

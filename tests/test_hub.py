@@ -74,6 +74,7 @@ def test_a_download_that_was_given_up_goes_on_where_it_was(served: Hub, tmp_path
     assert left_behind(tmp_path) == [hashlib.sha256(CONTENT).hexdigest()]
 
 
+@pytest.mark.slow
 def test_a_process_that_was_killed_is_taken_up_too(served: Hub, tmp_path: Path) -> None:
     served.cut = [150_000]
     program = (

@@ -38,6 +38,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smollm2: Path) -> Itera
         yield hub
 
 
+@pytest.mark.slow
 @runs("Models", 1, 2)
 def test_the_readmes_examples(
     examples: tuple[Block, ...], hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -23,6 +23,8 @@ from tests.fixtures.projectors import Seer
 from tests.http.conftest import listening
 from tests.readme import ADDRESS, Block, blocks, runs
 
+pytestmark = pytest.mark.slow
+
 # The last is run by tests/test_benchmarks.py.
 HEAD, *PROGRAMS, ON_GPUS = (line.partition(" #")[0].strip() for line in blocks()["Measuring", 1].text.splitlines())
 SHORT = {

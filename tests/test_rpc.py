@@ -26,6 +26,8 @@ from tests.cli.test_serve import start, stop
 from tests.conftest import ROOT
 from tests.readme import Block, free_port, runs
 
+pytestmark = pytest.mark.slow
+
 PARTS = ("ggml/include", "ggml/src/ggml-rpc", "ggml/src/ggml-impl.h", "ggml/src/ggml-backend-impl.h", "tools/rpc")
 
 

@@ -22,6 +22,8 @@ from tests.conftest import ROOT
 from tests.fixtures import checkout
 from tests.readme import Block, Shell, free_port, runs
 
+pytestmark = pytest.mark.slow
+
 
 def generates(url: str, token: str) -> bool:
     """Whether a shell with this token gets an answer."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parent.parent
 TOOLS = ("bash", "dirname", "uname", "grep", "cut", "cksum", "awk", "sysctl", "df", "sed")
@@ -150,3 +152,71 @@ def test_the_scripts_are_executable_and_parse() -> None:
     for name in ("scripts/serve", "scripts/test", ".ci/run"):
         assert os.access(ROOT / name, os.X_OK), name
         subprocess.run(["bash", "-n", str(ROOT / name)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("last", "status"),
+    [
+        ("=========== 5514 passed, 24 skipped in 123.45s (0:02:03) ===========", 0),
+        ("1 passed in 0.01s", 0),
+        ("=========== 24 skipped in 3.45s ===========", 1),
+        ("=========== no tests ran in 0.12s ===========", 1),
+        ("=========== 0 passed in 0.12s ===========", 1),
+    ],
+)
+def test_ci_fails_where_no_test_has_passed(machine: Path, tmp_path: Path, last: str, status: int) -> None:
+    done = run_ci(machine, tmp_path, f"echo '{last}'")
+    assert (done.returncode, "no test ran" in done.stdout) == (status, bool(status)), done.stderr
+
+
+def test_ci_fails_where_a_check_does(machine: Path, tmp_path: Path) -> None:
+    assert run_ci(machine, tmp_path, "echo '1 failed, 3 passed in 1.00s'; exit 1").returncode == 1
+
+
+def test_ci_reports_coverage_and_requires_a_browser(machine: Path, tmp_path: Path) -> None:
+    done = run_ci(machine, tmp_path, 'echo "$NAP_LLM_BROWSER_TESTS $* 1 passed"')
+    assert "required --cov --cov-report= 1 passed" in done.stdout
+    assert done.stdout.splitlines()[-1] == "coverage of the tests' own processes: 87 %"
+
+
+def test_ci_installs_a_browser_where_there_is_none(machine: Path, tmp_path: Path) -> None:
+    stand_in(machine, "apt-get", f'echo "$*" >>"{tmp_path}/apt"')
+    assert run_ci(machine, tmp_path, "echo '1 passed'", browser=False).returncode == 0
+    assert "chromium-driver" in (tmp_path / "apt").read_text()
+
+
+def run_ci(machine: Path, directory: Path, tests: str, *, browser: bool = True) -> subprocess.CompletedProcess[str]:
+    """`.ci/run` of a project whose tests are a stand-in."""
+    for tool in ("mktemp", "rm", "tee", "env"):
+        if not (machine / tool).exists():
+            (machine / tool).symlink_to(shutil.which(tool) or "")
+    for name in ("chromium", "chromedriver") if browser else ():
+        stand_in(machine, name, "")
+    project = directory / "project"
+    for part in (".ci", "scripts", ".venv/bin"):
+        (project / part).mkdir(parents=True)
+    shutil.copy(ROOT / ".ci/run", project / ".ci/run")
+    stand_in(project / "scripts", "test", tests)
+    stand_in(project / ".venv/bin", "python", '[ "$*" = "-m coverage report --format=total" ] && echo 87')
+    return subprocess.run(
+        [str(machine / "bash"), str(project / ".ci/run")], env={"PATH": str(machine)}, capture_output=True, text=True
+    )
+
+
+def checks() -> dict[str, list[str]]:
+    """What `scripts/test` runs, by name."""
+    lines = (ROOT / "scripts/test").read_text().splitlines()
+    found = [shlex.split(line)[1:] for line in lines if line.startswith("check ")]
+    return {name: command for name, *command in found}
+
+
+def test_a_commit_is_held_to_what_ci_runs() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    entries = {hook["id"]: shlex.split(hook["entry"]) for hook in hooks}
+    wanted = {name: [".venv/bin/python", "-m", *command] for name, command in checks().items()}
+    tests = wanted.pop("tests")
+    assert tests[-1] == "${1+$@}"
+    wanted["tests"] = [*tests[:-1], "-m", "not slow"]
+    assert entries == wanted
+    stages = {hook["id"]: hook.get("stages", ["pre-commit"]) for hook in hooks}
+    assert {name for name, given in stages.items() if given != ["pre-commit"]} == {"tests"}

@@ -20,6 +20,8 @@ from server.wire.records import Message, TextPart, Tool, WireError
 from tests.engine.test_gguf import tiny
 from tests.fixtures.projectors import Seer
 
+pytestmark = pytest.mark.slow
+
 HELLO = Conversation((Message("user", (TextPart("Hello"),)),))
 OWN = ChatSettings()
 PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"

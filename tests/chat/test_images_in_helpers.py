@@ -14,6 +14,8 @@ from server.wire.records import ImagePart, Message, TextPart, WireError
 from tests.chat.test_images import HOSTILE, scanned
 from tests.pictures import JPEG, PNG, image, part, png, raw_png, saved, zeros
 
+pytestmark = pytest.mark.slow
+
 SEEING = ChatSettings(projector="a projector")
 FLAT = 24 << 20
 """Bytes that a helper's memory may differ by: pages that its allocator keeps."""

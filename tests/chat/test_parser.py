@@ -36,6 +36,7 @@ def cut(text: str, places: list[int]) -> list[str]:
     return [text[a:b] for a, b in pairwise(edges)]
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.sampled_from(sorted(TOOLS)), arguments), min_size=1, max_size=3),
     st.sampled_from([None, 2]),

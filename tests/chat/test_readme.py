@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from server.chat.formats import FORMATS, elements
 from server.chat.table import README, table
 from tests.readme import Block, runs
 
 
+@pytest.mark.slow
 def test_the_table_is_current(templates: dict[str, str]) -> None:
     assert table(templates) in README.read_text()
 

@@ -62,12 +62,14 @@ def hello(model: Model, settings: ChatSettings) -> tuple[str, Prepared]:
     return b"".join(model.vocab.piece(token) for token in prepared.tokens).decode(), prepared
 
 
+@pytest.mark.slow
 def test_switches_and_efforts_are_found(templates: dict[str, str]) -> None:
     found = {name: probe(Template(source)).reasoning for name, source in templates.items()}
     assert {name: each.switch[0] for name, each in found.items() if each.switch} == SWITCHES
     assert {name: (each.effort, each.efforts) for name, each in found.items() if each.effort} == HELD
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SWITCHES))
 def test_thinking_is_switched(vocab: Vocab, templates: dict[str, str], name: str) -> None:
     model = Model(vocab, templates[name])
@@ -145,6 +147,7 @@ def test_formats_say_whose_models_expect_their_reasoning_back() -> None:
     assert {name for name, format in FORMATS.items() if format.wants_thinking} == wanted
 
 
+@pytest.mark.slow
 def test_thinking_never_reaches_a_prompt(vocab: Vocab, templates: dict[str, str]) -> None:
     thought = ThinkingPart("Secretwords.")
     messages = (ASK, Message("assistant", (thought, TextPart("Sidewords."), *CALL.content)), RESULT, ANSWER, ASK)
@@ -156,6 +159,7 @@ def test_thinking_never_reaches_a_prompt(vocab: Vocab, templates: dict[str, str]
             assert b"Secretwords" not in prompt and b"Sidewords" in prompt
 
 
+@pytest.mark.slow
 def test_templates_take_back_the_reasoning_that_their_models_want(templates: dict[str, str]) -> None:
     seen = {}
     for name, source in templates.items():

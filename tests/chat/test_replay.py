@@ -18,6 +18,8 @@ from server.engine.messages import Segment
 from server.wire.records import Message, TextPart, Tool, ToolCallPart, WireError
 from tests.chat.test_places import BLUE, LOOK, RED, SEEING, prepare, result, user, written
 
+pytestmark = pytest.mark.slow
+
 ENDS = (
     *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "</s>", "<｜end▁of▁sentence｜>", "<|END_OF_TURN_TOKEN|>", "<|call|>"),
     *("<|return|>", "<end_of_turn>", "<turn|>", "<|tool_response>", "<|endoftext|>", "<|end_of_text|>", "[e~["),

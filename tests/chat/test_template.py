@@ -87,6 +87,7 @@ def conversations() -> Iterator[list[dict[str, Any]]]:
     yield [user, answer]
 
 
+@pytest.mark.slow
 def test_every_template_renders_as_plain_jinja_does(templates: dict[str, str], plain: jinja2.Environment) -> None:
     rendered = 0
     for name, source in templates.items():

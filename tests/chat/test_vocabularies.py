@@ -27,6 +27,8 @@ from tests.chat.blocks import read
 from tests.chat.standin import control_texts, write_model
 from tests.chat.test_formats import ONE_EACH, RECOGNISED
 
+pytestmark = pytest.mark.slow
+
 MANY = os.environ.get("NAP_LLM_MANY") == "1"
 GENERATIONS = 30 if MANY else 1
 """Of each format and tool choice."""

@@ -102,6 +102,7 @@ def test_what_cannot_be_a_token_is_not_sent(capsys: pytest.CaptureFixture[str], 
     assert "--token: has characters that no token has" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signalled", [signal.SIGHUP, signal.SIGTERM])
 def test_a_chat_that_is_ended_leaves_no_token(tmp_path: Path, signalled: signal.Signals) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -24,6 +24,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from server.state import TokenStore
 from tests.cli.test_serve import Running, client, start, stop
 
+pytestmark = pytest.mark.slow
+
 Start = Callable[..., Running]
 
 

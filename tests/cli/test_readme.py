@@ -23,6 +23,8 @@ from tests.cli.test_serve import Running, start, stop
 from tests.conftest import ROOT
 from tests.readme import ADDRESS, Block, runs
 
+pytestmark = pytest.mark.slow
+
 PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
 SECTION = PAGE.split("\n## Running it as a service\n")[1].split("\n## ")[0]
 

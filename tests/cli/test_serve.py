@@ -21,6 +21,8 @@ import httpx
 import psutil
 import pytest
 
+pytestmark = pytest.mark.slow
+
 TOOLS = [
     {
         "name": "set_light",

@@ -62,6 +62,7 @@ async def test_a_tool_may_answer_with_an_image() -> None:
 SECTION = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Images\n")[1].split("\n## ")[0]
 
 
+@pytest.mark.slow
 @runs("Images", 1, 2)
 async def test_the_examples_of_the_readme_run(
     examples: tuple[Block, ...], seers: dict[str, Seer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

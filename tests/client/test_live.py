@@ -18,6 +18,8 @@ from server.state import TokenStore
 from server.wire.records import NamedTool, Requirements, TextPart, WireError
 from tests.http.conftest import Site, listening, site_of
 
+pytestmark = pytest.mark.slow
+
 CALL = [BlockStart(0, "toolCall", "weather"), BlockDelta(0, '{"city": "Rome"}'), BlockEnd(0)]
 BEGUN = [BlockStart(0, "toolCall", "weather"), BlockDelta(0, '{"city": "Ro')]
 

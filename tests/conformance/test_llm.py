@@ -484,6 +484,7 @@ async def test_llm_c08_change_during_consent(anywhere: Shell, change: str) -> No
         assert described["error"]["code"] == "selection-expired"
 
 
+@pytest.mark.slow
 async def test_llm_c08_shells_end_their_endpoints(shell: Shell) -> None:
     headers = {"napplet_endpoint": "closing", "napplet_account": "alice"}
     names = {"napplet-endpoint": "closing", "napplet-account": "alice"}

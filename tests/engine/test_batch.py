@@ -32,6 +32,7 @@ def letters(vocab: Vocab) -> array[int]:
     return vocab.tokenize([Segment(LETTERS, control=True)])
 
 
+@pytest.mark.slow
 def test_a_full_cache_lets_the_newest_step_aside(bench: Bench, letters: array[int]) -> None:
     parked = []
     park = bench.worker._scheduler.park
@@ -44,6 +45,7 @@ def test_a_full_cache_lets_the_newest_step_aside(bench: Bench, letters: array[in
     assert parked  # three sequences of 113 tokens do not fit 256 cells
 
 
+@pytest.mark.slow
 def test_idle_slots_are_forgotten_before_anyone_steps_aside(bench: Bench, letters: array[int]) -> None:
     bench.submit(1, letters, 40)
     bench.worker.turn()
@@ -58,6 +60,7 @@ def test_idle_slots_are_forgotten_before_anyone_steps_aside(bench: Bench, letter
     assert not idle.tokens  # three times 93 tokens do not fit 256 cells
 
 
+@pytest.mark.slow
 def test_with_cells_of_their_own_answers_and_prompts_take_steps_in_turn(smollm2: Path, letters: array[int]) -> None:
     bench = Bench(smollm2, context_length=200, speculation=False)
     worker, steps, notes = bench.worker, [], []
@@ -127,6 +130,7 @@ def test_a_small_share_of_a_step_is_no_reason_to_abort(bench: Bench, letters: ar
     assert set(bench.ends) == {1, 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cells", [600, 256], ids=["split", "pool"])
 def test_jobs_that_begin_alike_prefill_it_once(
     smollm2: Path, letters: array[int], monkeypatch: pytest.MonkeyPatch, cells: int

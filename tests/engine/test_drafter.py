@@ -22,6 +22,8 @@ from tests.engine.bench import Bench
 from tests.engine.planned import sized
 from tests.engine.test_speculation import Jobs, every_kind, outputs
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def another(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

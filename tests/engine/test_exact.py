@@ -64,6 +64,7 @@ class Runs:
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "cells"), [("llama", None), ("llama", 1600), ("gemma3", None), ("gemma3", 1600), ("mamba", None)]
 )

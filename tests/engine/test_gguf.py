@@ -37,6 +37,7 @@ def refusal(tmp_path: Path) -> Callable[[bytes], str]:
     return refused
 
 
+@pytest.mark.slow
 def test_a_real_header_is_what_another_reader_makes_of_it(smollm2: Path) -> None:
     ours, theirs = read(smollm2), reference.GGUFReader(smollm2)
     assert {t.name: (t.shape, t.type, t.bytes) for t in ours.tensors} == {
@@ -236,6 +237,7 @@ HOSTILE: dict[str, tuple[str, int | str | list[object]]] = {
 """Files of the right form whose contents llama.cpp cannot use: over three of them it ends its process."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_contents_that_llama_cpp_cannot_use_are_an_error_of_the_engine(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -430,6 +430,7 @@ def test_an_image_that_cannot_be_encoded_fails_those_that_wait_for_it_alone(benc
     assert isinstance(failed, Failed) and failed.code == "provider-error"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "side", "count"), [("mlp", 12, 144), ("gemma3", 16, 256 + 2)])
 def test_real_models_see_with_projectors_of_random_weights(
     kind: str, side: int, count: int, smollm2: Path, request: pytest.FixtureRequest, tmp_path: Path
@@ -489,6 +490,7 @@ def check_company(seer: Seer, seed: str) -> tuple[int, int]:
     return len(answers), sum(end.cache_read_tokens > 0 for _, end in answers.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cells", [None, 700], ids=["split", "pool"])
 def test_neither_cache_nor_company_nor_cancels_change_an_answer(
     seer: Seer, cells: int | None, monkeypatch: pytest.MonkeyPatch

@@ -306,6 +306,7 @@ def eager(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     return str(request.param)
 
 
+@pytest.mark.slow
 @every_kind
 @pytest.mark.parametrize("pool", [False, True], ids=["split", "pool"])
 @pytest.mark.parametrize("depth", [0.0, 0.2])
@@ -352,6 +353,7 @@ def test_what_cannot_be_taken_back_is_decoded_again(
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [0.0, 0.2])
 def test_cache_and_company_change_no_output(
     sdist: Path, tmp_path: Path, architecture: str, eager: str, depth: float

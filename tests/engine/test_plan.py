@@ -88,6 +88,7 @@ REAL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [64, 1], ids=["split", "pool"])
 @pytest.mark.parametrize("wishes", REAL, ids=lambda wishes: "-".join(map(str, wishes.values())))
 @pytest.mark.parametrize("name", ["smollm2", "gemma"])
@@ -179,6 +180,7 @@ def test_a_projector_counts(tmp_path: Path, dense: Shape) -> None:
         assert seeing.host.used >= encoder.KEPT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [64, 1], ids=["split", "pool"])
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
 def test_a_draft_model_counts(smollm2: Path, dense: Shape, memory: int, kv_type: str) -> None:
@@ -379,6 +381,7 @@ def test_this_machine_is_looked_at() -> None:
         assert llama.devices() == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not hasattr(resource, "prlimit") or llama.offloads(),
     reason="bounds address space, of which a GPU's driver wants much",
@@ -409,6 +412,7 @@ os.abort()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("death", ["import os; os.kill(os.getpid(), 9)", SHORT], ids=["killed", "aborted"])
 async def test_a_worker_that_dies_for_want_of_memory_is_tried_again_with_less(
     smollm2: Path, monkeypatch: pytest.MonkeyPatch, death: str
@@ -429,6 +433,7 @@ async def test_a_worker_that_dies_for_want_of_memory_is_tried_again_with_less(
     assert "loading it with more ran out of memory" in engine.info.notes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
 async def test_a_cache_in_fewer_bits_answers_and_is_shared(smollm2: Path, vocab: Vocab, kind: str) -> None:
     engine = await Engine.start(ModelSpec(str(smollm2), context_length=512, slots=2, kv_type=kind))

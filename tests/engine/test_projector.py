@@ -132,6 +132,7 @@ async def test_a_projector_for_sound_alone_does_not_see(seers: dict[str, Seer], 
         await engine.close()
 
 
+@pytest.mark.slow
 async def test_a_projector_that_cannot_be_used_is_an_engine_error(seers: dict[str, Seer], tmp_path: Path) -> None:
     seer = seers["mlp"]
     names = ["secret-missing", "secret-broken", "secret-cut", "secret-other", "secret-model", "secret-tiles"]

@@ -19,6 +19,8 @@ from server.rpc import LIBRARY, SERVER, build
 from tests.chat.standin import write_model
 from tests.engine.conftest import Model
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "The capital of France is Paris. The capital of Italy is Rome. The capital of Germany is"
 
 

@@ -134,6 +134,7 @@ def test_drafts_change_nothing_but_the_number_of_steps(random_model: Path, eager
     assert steps <= plainly
 
 
+@pytest.mark.slow
 def test_a_loop_takes_few_steps(smollm2: Path, eager: None, vocab: Vocab) -> None:
     letters = vocab.tokenize([Segment(LETTERS, control=True)])
 

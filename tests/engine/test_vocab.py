@@ -63,6 +63,7 @@ def test_content_without_spellings_changes_nothing(family: Vocab) -> None:
         assert list(family.tokenize(segments)) == whole(family, text)
 
 
+@pytest.mark.slow
 def test_content_never_becomes_control(family: Vocab) -> None:
     for marker in markers(family):
         before, after = control("x: "), control(" y")

@@ -21,6 +21,8 @@ from server.engine.worker import answering
 from tests.engine.conftest import Model, collect
 from tests.engine.test_generate import LETTERS, LONG
 
+pytestmark = pytest.mark.slow
+
 
 def checks_until_hung(dog: Watchdog, most: int = 1000) -> int | None:
     return next((number for number in range(1, most + 1) if dog.check()), None)

@@ -17,6 +17,8 @@ from server.engine import Engine, EngineError, ModelSpec, Vocab, llama
 from tests.engine.conftest import Model, collect
 from tests.engine.test_generate import LETTERS, LONG
 
+pytestmark = pytest.mark.slow
+
 
 async def test_killing_the_worker_fails_its_jobs_and_the_next_works(smollm2: Path, vocab: Vocab) -> None:
     deaths = []

@@ -46,6 +46,7 @@ def departures(name: str) -> tuple[dict[str, str], list[str]]:
     return found, wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _SUITE["tests"])
 def test_grammar_departs_only_where_stated(name: str) -> None:
     found, wrong = departures(name)

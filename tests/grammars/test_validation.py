@@ -60,6 +60,7 @@ def test_formats_may_be_annotations() -> None:
     assert not compiled.checks
 
 
+@pytest.mark.slow
 def test_exponential_validation_ends_in_time() -> None:
     again = {"$ref": "#"}
     compiled = compile_schema({"type": "array", "items": {"anyOf": [again, {"allOf": [again]}, {"allOf": [again]}]}})

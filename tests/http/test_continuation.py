@@ -24,7 +24,7 @@ from server.engine.messages import Event, Job, Segment
 from tests.chat.standin import write_model
 from tests.http.conftest import serving, site_of
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 LOOK = {
     "name": "look",

@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 from tests.http.test_real import TOOL, House, housing
 
 FORMATS = ("hermes", "llama3", "lfm2")
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=FORMATS)

@@ -58,6 +58,7 @@ async def test_not_ready_without_its_state(site: Site, damage: str) -> None:
     assert await ready(site) == (200, [])
 
 
+@pytest.mark.slow
 async def test_not_ready_without_helpers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = HelperPool(size=1)
     async with site_of(tmp_path, helpers=pool) as site:

@@ -119,6 +119,7 @@ async def house(tmp_path_factory: pytest.TempPathFactory, seers: dict[str, Seer]
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_image_is_answered_counted_and_cached(house: House, kind: str) -> None:
     assert (await house.select(kind))["images"]

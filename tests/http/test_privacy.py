@@ -187,6 +187,7 @@ def process(tmp_path: Path, smollm2: Path) -> Iterator[Process]:
         made.end()
 
 
+@pytest.mark.slow
 async def test_a_whole_process_writes_nothing_confidential(process: Process) -> None:
     url = await process.url()
     token = TokenStore(process.state).create("shell", consent="always")

@@ -174,6 +174,7 @@ def routes(site: Site) -> list[tuple[str, str]]:
     return [*known, ("GET", "/{}"), ("PUT", "/nap/llm")]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600 if MANY else 300)
 async def test_no_malformed_request_harms(tmp_path: Path) -> None:
     """No 5xx, no hang, no growth, nothing left behind. The large count sends every request to every route."""

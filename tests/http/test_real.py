@@ -85,7 +85,7 @@ async def house(tmp_path_factory: Any, smollm2: Path) -> AsyncIterator[House]:
         yield house
 
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 
 async def test_select_and_describe(house: House) -> None:

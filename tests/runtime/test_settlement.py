@@ -110,6 +110,7 @@ def winner(fired: list[str], stage: str, pause: int) -> str:
     return next(each for each in fired if heard or each not in FROM_ENGINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("pause", [0, 12], ids=["at once", "one after the other"])
 async def test_one_cause_wins_in_every_order(world: World, stage: str, pause: int) -> None:

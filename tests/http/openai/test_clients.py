@@ -168,6 +168,7 @@ def weather(city: str) -> str:
 '''
 
 
+@pytest.mark.slow
 async def test_the_llm_command_line(api: Api, tmp_path: Path) -> None:
     directory = tmp_path / "llm"
     directory.mkdir()

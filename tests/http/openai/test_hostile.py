@@ -102,6 +102,7 @@ ANYTHING = st.recursive(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("read", "body"), [(chat.read, CHAT), (responses.read, RESPONSE)])
 def test_any_value_in_any_place(read: Any, body: dict[str, Any]) -> None:
     assert read(body).model == "first"

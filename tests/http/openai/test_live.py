@@ -80,7 +80,7 @@ async def house(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Asyn
         yield House(client, app.state.runtime)
 
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 
 async def test_models(house: House) -> None:
