@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -51,6 +51,9 @@ from server.engine.protocol import (
 from server.engine.watchdog import CHECKS, Watchdog
 
 _log = logging.getLogger(__name__)
+
+WORKER = ("server.engine.worker",)
+"""The module that is a worker's program, and its arguments before the last, which is the file descriptor of its end."""
 
 _BACK_OFF = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before the n-th restart in a row; the row ends when a worker has lived for `_STABLE` seconds."""
@@ -180,9 +183,12 @@ class Engine:
     _repack = True
 
     @classmethod
-    async def start(cls, spec: ModelSpec, *, on_exit: Callable[[], None] | None = None) -> Engine:
-        """Load the model. `on_exit` is called whenever a worker dies unasked. Raises EngineError."""
-        engine = cls(spec, on_exit)
+    async def start(
+        cls, spec: ModelSpec, *, on_exit: Callable[[], None] | None = None, worker: Sequence[str] = WORKER
+    ) -> Engine:
+        """Load the model. `on_exit` is called whenever a worker dies unasked. `worker`: the program of the workers, as
+        `WORKER` is; it speaks the same protocol. Raises EngineError."""
+        engine = cls(spec, on_exit, worker)
         try:
             await engine._start_worker()
         except BaseException:
@@ -191,10 +197,11 @@ class Engine:
         engine._supervisor = asyncio.create_task(engine._supervise())
         return engine
 
-    def __init__(self, spec: ModelSpec, on_exit: Callable[[], None] | None) -> None:
+    def __init__(self, spec: ModelSpec, on_exit: Callable[[], None] | None, worker: Sequence[str] = WORKER) -> None:
         self.info: ModelInfo
         self._spec = spec
         self._on_exit = on_exit
+        self._worker = worker
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: _Connection | None = None
         self._answer: asyncio.Future[Ready | Refused] | None = None
@@ -412,7 +419,7 @@ class Engine:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
-            self._process = _popen(theirs.fileno())
+            self._process = _popen(theirs.fileno(), self._worker)
         self._answer = loop.create_future()
         try:
             _, connection = await loop.create_unix_connection(lambda: _Connection(self._on_frame), sock=ours)
@@ -521,7 +528,7 @@ class Engine:
             await asyncio.wait((self._sending,))
 
 
-def _popen(fd: int) -> subprocess.Popen[bytes]:
+def _popen(fd: int, worker: Sequence[str] = WORKER) -> subprocess.Popen[bytes]:
     """Start a worker on its end of the socket pair.
 
     A plain subprocess and not `multiprocessing`: that would run the parent's main module again in the child, keep a
@@ -532,7 +539,7 @@ def _popen(fd: int) -> subprocess.Popen[bytes]:
     root = str(Path(server.__file__).parent.parent)
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     return subprocess.Popen(
-        [sys.executable, "-m", "server.engine.worker", str(fd)],
+        [sys.executable, "-m", *worker, str(fd)],
         pass_fds=[fd],
         env={**huge_pages(os.environ), "PYTHONPATH": path, "GGML_NO_BACKTRACE": "1"},
         stdin=subprocess.DEVNULL,

@@ -787,9 +787,10 @@ class Loading:
     process dies then, the next begins with a smaller plan.
     """
 
-    def __init__(self, connection: socket.socket, frame: Load) -> None:
+    def __init__(self, connection: socket.socket, frame: Load, kind: type[Worker] = Worker) -> None:
         self._connection = connection
         self._frame = frame
+        self._kind = kind
         self._plan = 0
         self._said: list[str] = []
         self._speaking = threading.Lock()
@@ -829,7 +830,7 @@ class Loading:
             self._plan = number
             self._said.clear()
             try:
-                worker = Worker(self._connection, spec, plan, repack=self._frame.repack)
+                worker = self._kind(self._connection, spec, plan, repack=self._frame.repack)
             except llama.LoadError:
                 if not any(_NO_MEMORY.search(line) for line in self._said):
                     raise
@@ -865,9 +866,9 @@ def answering(connection: socket.socket, decoder: Decoder, say: Callable[[object
         thread.join()
 
 
-def main() -> None:
-    """Serve one model on the socket whose file descriptor is the first argument."""
-    connection = socket.socket(fileno=int(sys.argv[1]))
+def main(kind: type[Worker] = Worker) -> None:
+    """Serve one model, as this kind of worker does, on the socket whose file descriptor is the last argument."""
+    connection = socket.socket(fileno=int(sys.argv[-1]))
     decoder = Decoder()
     frames: list[Load] = []
     while not frames:
@@ -875,7 +876,7 @@ def main() -> None:
         if not data:
             return
         frames = decoder.feed(data)
-    loading = Loading(connection, frames[0])
+    loading = Loading(connection, frames[0], kind)
     with answering(connection, decoder, loading.say):
         loaded = loading.outcome()
     if isinstance(loaded, Refused):

@@ -1,6 +1,7 @@
 """Where the conformance cases run.
 
-By themselves they run against our own server twice over: with a controllable engine, and with SmolLM2. With
+By themselves they run against our own server twice over: with a model that says what the test tells it to, all between
+the socket and that model's logits being real (`tests.scripted`), and with SmolLM2. With
 `pytest tests/conformance --base-url URL --token T --shell-token S --owner-token O` they run against any server of the
 binding; what it cannot be made to show is skipped there, each case under its id with its reason.
 """
@@ -11,7 +12,9 @@ import asyncio
 import contextlib
 import re
 import secrets
+import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +23,15 @@ import pytest
 import pytest_asyncio
 
 from server.app import create_app
-from server.chat import HelperPool, ParserSpec, make_parser
-from server.chat.events import BlockEvent
+from server.chat import HelperPool
 from server.config import Config, ConnectionConfig, Restrictions, ServerConfig, Source
 from server.engine import Vocab
 from server.state import TokenStore, owner_token
+from tests.chat.standin import WIDTH, write_model
 from tests.fixtures.projectors import write_projector
 from tests.http.conftest import events, listening
-from tests.runtime.doubles import World
+from tests.runtime.doubles import ClockDouble
+from tests.scripted import Director, directing, prompt_of, scripted_runtime
 
 MODEL = "SmolLM2-135M-Instruct"
 
@@ -56,7 +60,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     given = config.getoption("--base-url", None) is not None
     for item in items:  # those of the whole run
-        if HERE not in item.path.parents or not isinstance(item, pytest.Function) or "make" not in item.fixturenames:
+        if (
+            HERE not in item.path.parents
+            or not isinstance(item, pytest.Function)
+            or not {"make", "controlled"} & {*item.fixturenames}
+        ):
             continue
         needs = item.get_closest_marker("needs")
         if needs is None:
@@ -74,6 +82,9 @@ def case(name: str) -> str:
 
 class Shell:
     """A shell of the binding: one token, any endpoints, raw envelopes; and the owner, where his token is given."""
+
+    most = 16
+    """Tokens of an answer where a test does not say."""
 
     def __init__(
         self, base_url: str, token: str, shell_token: str | None = None, owner_token: str | None = None
@@ -148,7 +159,7 @@ class Shell:
     async def request(self, text: str = "Hello", *, headers: dict[str, str] | None = None, **fields: Any) -> Any:
         """A GenerationRequest under a fresh selection."""
         handle = (await self.select(headers))["handle"]
-        return {"handle": handle, "messages": [user(text)], "temperature": 0, "maxTokens": 16, **fields}
+        return {"handle": handle, "messages": [user(text)], "temperature": 0, "maxTokens": self.most, **fields}
 
     @contextlib.asynccontextmanager
     async def streaming(self, id: str, request: Any, **headers: str) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
@@ -174,48 +185,26 @@ class Shell:
 
 
 class Controlled(Shell):
-    """A shell before our server whose engine does as it is told; wire, chat and runtime are the real ones."""
+    """A shell before our server whose model says what the test tells it to, and whose clock, of deadlines and rates,
+    stands still unless it is advanced."""
 
-    def __init__(self, base_url: str, tokens: TokenStore, world: World, vocab: Vocab, script: Script) -> None:
+    most = 400
+
+    def __init__(self, base_url: str, tokens: TokenStore, director: Director, clock: ClockDouble, vocab: Vocab) -> None:
         super().__init__(
             base_url,
             tokens.create("always", consent="always"),
             tokens.create("shell", consent="shell"),
             owner_token(tokens.directory),
         )
-        self.world, self.engine, self.vocab, self.script = world, world.engine, vocab, script
+        self.engine, self.clock, self.vocab = director, clock, vocab
 
     async def submitted(self) -> object:
-        return len(self.engine.runs), len(self.world.starts)
+        return len(self.engine.runs), len(self.engine.starts)
 
     def prompt(self, number: int = -1, *, tokens: Sequence[int] | None = None) -> str:
-        """What the engine was given to read, or what these tokens of it say."""
-        tokens = self.engine.runs[number].job.tokens if tokens is None else tokens
-        return b"".join(self.vocab.piece(each) or self.vocab.text(each).encode() for each in tokens).decode()
-
-
-class Script:
-    """Block events in place of single texts, for what no text of the model's format can say."""
-
-    def __init__(self) -> None:
-        self.events: dict[str, list[BlockEvent]] = {}
-
-    def make_parser(self, spec: ParserSpec) -> Any:
-        return _Scripted(make_parser(spec), self.events)
-
-
-class _Scripted:
-    def __init__(self, parser: Any, script: dict[str, list[BlockEvent]]) -> None:
-        self._parser, self._script, self._used = parser, script, False
-
-    def feed(self, text: str) -> list[BlockEvent]:
-        if text in self._script:
-            self._used = True
-            return self._script[text]
-        return self._parser.feed(text)  # type: ignore[no-any-return]
-
-    def finish(self, finish: Any) -> list[BlockEvent]:
-        return [] if self._used else self._parser.finish(finish)
+        """What the model was given to read, or what these tokens of it say."""
+        return prompt_of(self.vocab, self.engine.runs[number].job.tokens if tokens is None else tokens)
 
 
 def _client(base_url: str, token: str) -> httpx.AsyncClient:
@@ -299,24 +288,58 @@ async def shell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pool() -> AsyncIterator[HelperPool]:
-    pool = HelperPool(size=1)
+    # A test may stop its processes for a while.
+    pool = HelperPool(size=1, seconds=120)
     await pool.start()
     yield pool
     await pool.close()
 
 
 @pytest.fixture(scope="module")
-def vocab(smollm2: Path) -> Vocab:
-    return Vocab.load(str(smollm2))
+def stand_in(sdist: Path, smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model as small as can be with the chat template of SmolLM2 and its control tokens."""
+    path = tmp_path_factory.mktemp("stand-in") / "model.gguf"
+    template = Vocab.load(str(smollm2)).metadata["tokenizer.chat_template"]
+    base = sdist / "vendor/llama.cpp/models/ggml-vocab-gpt-2.gguf"
+    write_model(path, base, ["<|im_start|>", "<|im_end|>"], size=4096, template=template)
+    return path
+
+
+@pytest.fixture(scope="module")
+def vocab(stand_in: Path) -> Vocab:
+    return Vocab.load(str(stand_in))
+
+
+@contextlib.asynccontextmanager
+async def controlling(
+    directory: Path, connection: ConnectionConfig, server: ServerConfig, pool: Any, vocab: Vocab
+) -> AsyncIterator[Controlled]:
+    # A model that rests between two lines of its script does not hang.
+    config = Config(replace(server, watchdog=0), (connection,))
+    clock = ClockDouble()
+    # To the engine a deadline is one of the machine's clock, which goes on.
+    clock.time = time.monotonic() + 1e6
+    tokens = TokenStore(directory)
+    async with directing() as director:
+        runtime = scripted_runtime(config, director, pool, clock)
+        async with listening(create_app(config, runtime, tokens=tokens)) as port:
+            controlled = Controlled(f"http://127.0.0.1:{port}", tokens, director, clock, vocab)
+            yield controlled
+            await controlled.close()
+
+
+def connecting(path: Path, **fields: Any) -> ConnectionConfig:
+    defaults = {"context_length": 2048, "slots": 2, "threads": 1, "unload_after": 0}
+    return ConnectionConfig("smollm2", "SmolLM2", MODEL, Source(path=path), **defaults | fields)
 
 
 Make = Any
-"""`make(restrictions=…, server=…, template=…)` gives a Controlled; it is closed after the test. With `sees` its
-connection has a projector. Its server's clock, of deadlines and rates, stands still unless it is advanced."""
+"""`make(restrictions=…, server=…, template=…)` gives a Controlled of its own; it is closed after the test. With `sees`
+its connection has a projector."""
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def make(pool: HelperPool, smollm2: Path, vocab: Vocab, tmp_path: Path) -> AsyncIterator[Make]:
+async def make(pool: HelperPool, stand_in: Path, vocab: Vocab, tmp_path: Path) -> AsyncIterator[Make]:
     async with contextlib.AsyncExitStack() as stack:
 
         async def made(
@@ -324,33 +347,15 @@ async def make(pool: HelperPool, smollm2: Path, vocab: Vocab, tmp_path: Path) ->
             server: ServerConfig | None = None,
             chat: Any = None,
             sees: bool = False,
-            template: str | None = None,
+            **fields: Any,
         ) -> Controlled:
-            script = Script()
-            projector = tmp_path / "projector.gguf"
             if sees:
-                write_projector(projector, "mlp", 576)
-            connection = ConnectionConfig(
-                "smollm2",
-                "SmolLM2",
-                MODEL,
-                Source(path=smollm2),
-                Source(path=projector) if sees else None,
-                capabilities=restrictions or Restrictions(),
-                template=template,
+                write_projector(tmp_path / "projector.gguf", "mlp", WIDTH)
+                fields["mmproj"] = Source(path=tmp_path / "projector.gguf")
+            connection = connecting(stand_in, capabilities=restrictions or Restrictions(), **fields)
+            return await stack.enter_async_context(
+                controlling(tmp_path / "state", connection, server or ServerConfig(), chat or pool, vocab)
             )
-            world = World(
-                smollm2,
-                server=server,
-                connections=(connection,),
-                chat=chat or pool,
-                make_parser=script.make_parser,
-            )
-            tokens = TokenStore(tmp_path / "state")
-            port = await stack.enter_async_context(listening(create_app(world.config, world.runtime, tokens=tokens)))
-            controlled = Controlled(f"http://127.0.0.1:{port}", tokens, world, vocab, script)
-            stack.push_async_callback(controlled.close)
-            return controlled
 
         yield made
 
@@ -364,13 +369,25 @@ async def seeing(make: Make, sdist: Path) -> Controlled:
     return seeing
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def controlled(make: Make) -> Controlled:
-    return await make()
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def controlled_by_all(
+    pool: HelperPool, stand_in: Path, vocab: Vocab, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Controlled]:
+    directory = tmp_path_factory.mktemp("state")
+    async with controlling(directory, connecting(stand_in), ServerConfig(), pool, vocab) as controlled:
+        yield controlled
+
+
+@pytest.fixture
+def controlled(controlled_by_all: Controlled) -> Controlled:
+    """The one server of all tests that need no other, none of whose jobs are this test's."""
+    controlled_by_all.engine.reset()
+    controlled_by_all.clock.advance(60)
+    return controlled_by_all
 
 
 @pytest.fixture
 def anywhere(request: pytest.FixtureRequest) -> Shell:
-    """A server with the controllable engine, then one with a real model; of a given server, that one alone."""
+    """A server whose model is scripted, then one with a real model; of a given server, that one alone."""
     shell: Shell = request.getfixturevalue("controlled" if request.param == "controlled" else "shell")
     return shell

@@ -7,7 +7,7 @@ import resource
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -392,8 +392,8 @@ async def test_a_model_is_loaded_with_less_where_memory_runs_out(
     """Its address space bounded, the worker cannot have the 1.4 GiB that eight slots of 8,192 tokens take."""
     start = client._popen
 
-    def bounded(fd: int) -> subprocess.Popen[bytes]:
-        process = start(fd)
+    def bounded(fd: int, worker: Sequence[str]) -> subprocess.Popen[bytes]:
+        process = start(fd, worker)
         resource.prlimit(process.pid, resource.RLIMIT_AS, (GIB, GIB))
         return process
 
@@ -419,11 +419,11 @@ async def test_a_worker_that_dies_for_want_of_memory_is_tried_again_with_less(
 ) -> None:
     start, killed = client._popen, []
 
-    def dying(fd: int) -> subprocess.Popen[bytes]:
+    def dying(fd: int, worker: Sequence[str]) -> subprocess.Popen[bytes]:
         if not killed:
             killed.append(fd)
             return subprocess.Popen([sys.executable, "-c", death.replace("FD", str(fd))], pass_fds=[fd])
-        return start(fd)
+        return start(fd, worker)
 
     monkeypatch.setattr(client, "_popen", dying)
     repack = Engine._repack
@@ -451,12 +451,12 @@ async def test_a_cache_in_fewer_bits_answers_and_is_shared(smollm2: Path, vocab:
 async def test_what_is_configured_is_not_given_up_for_want_of_memory(
     smollm2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def dying(fd: int) -> subprocess.Popen[bytes]:
+    def dying(fd: int, worker: Sequence[str]) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-c", SHORT.replace("FD", str(fd))], pass_fds=[fd])
 
     start = client._popen
     starts = iter([dying, start])
-    monkeypatch.setattr(client, "_popen", lambda fd: next(starts)(fd))
+    monkeypatch.setattr(client, "_popen", lambda *given: next(starts)(*given))
     configured = ModelSpec(str(smollm2), slots=2, context_length=2048, gpu_layers=0, kv_type="f16")
     with pytest.raises(EngineError, match="not enough memory for the model as it is configured"):
         await Engine.start(configured)

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -107,8 +108,8 @@ async def test_a_worker_that_stops_while_it_loads_is_killed(
 ) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
-    def stopped(fd: int) -> subprocess.Popen[bytes]:
-        started.append(start(fd))
+    def stopped(fd: int, worker: Sequence[str]) -> subprocess.Popen[bytes]:
+        started.append(start(fd, worker))
         started[-1].send_signal(signal.SIGSTOP)
         return started[-1]
 

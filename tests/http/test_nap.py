@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.chat.events import BlockDelta, BlockEnd, BlockStart
+from server.chat.events import BlockDelta, BlockEnd, BlockStart, Refusal
 from server.config import Limits, ServerConfig
 from server.http import nap, streaming
 from tests.http.conftest import Site, events, site_of
@@ -115,6 +115,55 @@ async def test_a_stream_carries_deltas_as_they_come_then_the_result(site: Site) 
         "name": "weather",
     }
     assert json.loads(rest[2]["text"]) == call["arguments"] == {"city": 'Ōsaka "\n'}
+
+
+async def test_interleaved_calls_are_told_as_they_come(site: Site) -> None:
+    """Of what no format of ours can write: a parser says it."""
+    site.world.chat.script |= {
+        "1": [BlockStart(0, "toolCall", name="weather"), BlockDelta(0, '{"city":')],
+        "2": [BlockStart(1, "toolCall", name="time"), BlockDelta(1, '{"city": ')],
+        "3": [BlockDelta(0, ' "Oslo"}'), BlockDelta(1, '"Ber'), BlockEnd(0)],
+        "4": [BlockDelta(1, 'lin"}'), BlockEnd(1)],
+    }
+    async with site.stream(await site.generation(tools=[{"name": "weather"}, {"name": "time"}])) as response:
+        got = events(response)
+        run = await site.world.engine.run()
+        deltas = []
+        for text in "1234":
+            run.say(text)
+            deltas.append(await anext(got))
+        run.done()
+        rest = [each async for each in got]
+    result = rest.pop()["result"]
+    deltas += rest
+    assert [each["sequence"] for each in deltas] == list(range(len(deltas)))
+    fragments = [each["blockIndex"] for each in deltas if each["event"] == "delta"]
+    assert fragments[:2] == [0, 1] and fragments != sorted(fragments)
+    for index, part in enumerate(result["content"]):
+        own = [each for each in deltas if each["blockIndex"] == index]
+        assert (own[0]["toolCallId"], own[0]["name"]) == (part["toolCallId"], part["name"])
+        assert [own[0]["event"], own[-1]["event"]] == ["start", "end"]
+        assert json.loads("".join(each["text"] for each in own[1:-1])) == part["arguments"]
+    assert [part["arguments"] for part in result["content"]] == [{"city": "Oslo"}, {"city": "Berlin"}]
+
+
+async def test_a_refused_turn_keeps_its_text_and_no_call(site: Site) -> None:
+    """Of what no local model says: a parser says it, after a whole call."""
+    site.world.chat.script["no"] = [
+        BlockStart(0, "toolCall", name="weather"),
+        BlockDelta(0, "{}"),
+        BlockEnd(0),
+        BlockStart(1, "text"),
+        BlockDelta(1, "I can"),
+        Refusal(),
+    ]
+    async with site.stream(await site.generation(tools=[{"name": "weather"}], toolChoice="required")) as response:
+        run = await site.world.engine.run()
+        run.say("no")
+        *deltas, result = [each async for each in events(response)]
+    assert [each["event"] for each in deltas if each["blockIndex"] == 0] == ["start", "delta", "end"]
+    assert result["result"]["finish"] == "refusal"
+    assert result["result"]["content"] == [{"type": "text", "text": "I can"}]
 
 
 def delta(sequence: int, event: str, block: str, index: int) -> dict[str, Any]:
