@@ -63,7 +63,7 @@ class _Writer:
 
     def from_start(self, tools: Mapping[str, Arguments], required: bool, answer: Compiled | None) -> Constraint:
         """The whole output: thinking where the format has it, then calls or an answer."""
-        ways = [self._calls(self._format.calls[0], tools, "calls")] if tools else []
+        ways = [sequence([self._calls(self._format.calls[0], tools, "calls"), self._behind()])] if tools else []
         if not tools or not required:
             ways.append(self._answer(answer, forced=bool(tools) and self._format.forced))
         return Constraint(self._gbnf.text(sequence([self._thought(), choice(ways)])))
@@ -129,6 +129,13 @@ class _Writer:
             close = gbnf.literal(frames[0].close)
             return sequence([self._first(frames[0].open), "answer-root", f"({close})?" if close else ""])
         return "answer-root"
+
+    def _behind(self) -> str:
+        """What may follow the calls: text, where it begins like a further call and a model would be held to that."""
+        if not self._format.framed:
+            return ""
+        opening = self._gbnf.literal(self._format.calls[0].between + self._format.text[0].open)
+        return f"({sequence([opening, f'{ANY}*'])})?"
 
     def _thought(self) -> str:
         """Thinking before everything else: open already, or as the model likes."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +37,16 @@ from tests.scripted import Director, Run, directing, prompt_of, scripted_runtime
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-TEMPLATES = {format: template for template, format in sorted(RECOGNISED.items(), reverse=True)}
-"""One template for each format."""
+TEMPLATES = {format: template for template, format in sorted(RECOGNISED.items(), reverse=True)} | {
+    "hermes": "Qwen-Qwen3-0.6B",
+    "kimi-k2": "Kimi-K2-Thinking",
+    "lfm-2": "LFM2.5-8B-A1B",
+}
+"""One template for each format, of models that think where there are such."""
+
+BESIDE = {"solar-open": ("<|calls|>", "<|flush|>")}
+"""Control tokens of the family's vocabulary that its template need not name: by these llama.cpp knows which token ends
+a message and which the turn."""
 
 TRIP = {
     "name": "book_trip",
@@ -50,6 +60,7 @@ TRIP = {
 STOP = {"name": "stop", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
 OSLO = ("book_trip", {"city": "Oslo – 奥斯陆", "days": 3})
 ROME = ("book_trip", {"city": 'Rome, "Italy"', "days": -1})
+_NUMBERS = itertools.count()
 Call = tuple[str, dict[str, Any]]
 Part = tuple[Any, ...]
 
@@ -61,8 +72,27 @@ WHOLE = "the grammar of its answer is either calls or text"
 
 CANNOT: dict[str, dict[str, str]] = {
     "two calls": dict.fromkeys(("gigachat-3", "gigachat-3.1", "gpt-oss", "llama3"), ONE_CALL),
-    "thinking": {},
-    "text before a call": {"llama3": ANCHORED, "generic": WHOLE, "functionary-3.2": WHOLE, "muse-glimmer": WHOLE},
+    "thinking": dict.fromkeys(
+        (
+            "apriel-1.5",
+            "command-r-plus",
+            "firefunction-2",
+            "functionary-3.1",
+            "functionary-3.2",
+            "generic",
+            "gigachat-3",
+            "gigachat-3.1",
+            "llama3",
+            "mistral-call-id",
+            "mistral-nemo",
+        ),
+        NO_THINKING,
+    )
+    | {"minimax-m1": "its template closes no thinking"},
+    "text before a call": {"llama3": ANCHORED, "generic": WHOLE},
+    "text after a call": {"generic": WHOLE},
+    "call in a string": {"minimax-m3": MARKED},
+    "call's end in a string": {"minimax-m3": MARKED},
 }
 """By case, the formats that cannot express it. Of two cases no format can: a refusal, which is text to a local model,
 and blocks that interleave, for a model has one output. Both are tested where a parser says them (`test_nap.py`)."""
@@ -79,7 +109,7 @@ class House:
     handle: str
 
     def cannot(self, case: str) -> bool:
-        return self.format.name in CANNOT[case]
+        return self.format.name in CANNOT.get(case, {})
 
     @contextlib.asynccontextmanager
     async def asking(self, **fields: Any) -> AsyncIterator[tuple[Answer, asyncio.Task[Any]]]:
@@ -87,19 +117,22 @@ class House:
         self.director.runs.clear()
         messages = [{"role": "user", "content": [{"type": "text", "text": "A trip, please."}]}]
         request = {"handle": self.handle, "messages": messages, "tools": [TRIP, STOP], "temperature": 0, **fields}
-        envelope = {"type": "llm.generate", "id": "g", "request": request}
+        envelope = {"type": "llm.generate", "id": f"g{next(_NUMBERS)}", "request": request}
         task = asyncio.create_task(self._stream(envelope))
         arrival = asyncio.create_task(self.director.run())
         await asyncio.wait({task, arrival}, return_when=asyncio.FIRST_COMPLETED)
         assert arrival.done(), task.result()
         run = arrival.result()
-        yield Answer(self.format, prompt_of(self.vocab, run.job.tokens), run), task
+        try:
+            yield Answer(self.format, prompt_of(self.vocab, run.job.tokens), run), task
+        finally:
+            task.cancel()
 
     async def _stream(self, envelope: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         accept = {"accept": "text/event-stream"}
         async with self.client.stream("POST", "/nap/llm", json=envelope, headers=accept) as response:
             *deltas, result = [each async for each in events(response)]
-        check_stream("g", deltas, result)
+        check_stream(envelope["id"], deltas, result)
         return deltas, result
 
 
@@ -109,7 +142,7 @@ class Answer:
     def __init__(self, format: Format, prompt: str, run: Run) -> None:
         self.format, self.run = format, run
         end = prompt.rstrip()
-        self._written = False
+        self._between = ""
         self._thinks = format.thinking is not None and end.endswith(format.thinking.open.strip())
         self._lead = format.lead if format.lead and end.endswith(format.lead) else ""
 
@@ -130,10 +163,12 @@ class Answer:
         else:
             self._say(join([control(frame.open), Text(text), control(frame.close)]))
 
-    def call(self, *calls: Call, which: int = 0) -> None:
+    def call(self, *calls: Call) -> None:
         self._end_thinking()
         given = [(name, self._id(index), arguments) for index, (name, arguments) in enumerate(calls)]
-        self._say(spell(self.format.calls[which], given))
+        self._say(spell(self.format.calls[0], given))
+        if self.format.framed:
+            self._between = self.format.calls[0].between
 
     def _id(self, index: int) -> str:
         return str(index) if self.format.calls[0].id.startswith("[0-9]") else "a1B2c3D4e"
@@ -143,12 +178,10 @@ class Answer:
             self.think("")
 
     def _say(self, text: Text) -> None:
-        if self._written:
-            self.run.say(control(self.format.next))
         if self._lead:
             text, self._lead = text.removeprefix(self._lead), ""
-        self._written = True
-        self.run.say(text)
+        self.run.say(control(self._between), text)
+        self._between = self.format.next
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +211,7 @@ async def house(
     source = templates[TEMPLATES[name]]
     markers = (GENERIC if name == GENERIC.name else FORMATS[name]).markers
     base = sdist / "vendor/llama.cpp/models/ggml-vocab-gpt-2.gguf"
-    write_model(directory / "m.gguf", base, control_texts([source], markers), size=4096, template=source)
+    write_model(directory / "m.gguf", base, sorted({*control_texts([source], markers), *BESIDE.get(name, ())}), size=4096, template=source)
     vocab = Vocab.load(str(directory / "m.gguf"))
     model = ConnectionConfig(
         name, name, name, Source(path=directory / "m.gguf"), context_length=4096, slots=2, threads=1
@@ -220,7 +253,7 @@ async def obeyed(answer: Answer) -> None:
 CHOICES = ("auto", "required", {"type": "tool", "name": "book_trip"})
 
 
-def test_every_format_has_a_template() -> None:
+async def test_every_format_has_a_template() -> None:
     assert TEMPLATES.keys() == {*FORMATS, GENERIC.name}
     assert all(format in TEMPLATES for formats in CANNOT.values() for format in formats)
 
@@ -255,3 +288,114 @@ async def test_two_calls(house: House) -> None:
         await obeyed(answer)
     assert parts(result) == called(OSLO, ROME)
     assert len({part["toolCallId"] for part in result["result"]["content"]}) == 2
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+async def test_thinking_before_a_call(house: House, choice: str) -> None:
+    if house.cannot("thinking"):
+        assert house.format.thinking is None
+        return
+    async with house.asking(toolChoice=choice) as (answer, task):
+        answer.think("Where to? Oslo it is.")
+        answer.call(OSLO)
+        answer.run.done()
+        _, result = await task
+        await obeyed(answer)
+    assert parts(result) == [("thinking", "Where to? Oslo it is."), *called(OSLO)]
+
+
+async def test_thinking_before_an_answer(house: House) -> None:
+    if house.cannot("thinking"):
+        assert house.format.thinking is None
+        return
+    async with house.asking(tools=[]) as (answer, task):
+        answer.think("They ask for a trip.")
+        answer.answer("Where to?")
+        answer.run.done()
+        _, result = await task
+    assert parts(result) == [("thinking", "They ask for a trip."), ("text", "Where to?")]
+
+
+async def test_text_before_a_call(house: House) -> None:
+    async with house.asking(toolChoice="auto") as (answer, task):
+        answer.answer("I book it.")
+        answer.call(OSLO)
+        answer.run.done()
+        _, result = await task
+    if house.cannot("text before a call"):
+        assert parts(result) != [("text", "I book it."), *called(OSLO)]
+        return
+    await obeyed(answer)
+    assert parts(result) == [("text", "I book it."), *called(OSLO)]
+
+
+async def test_a_turn_ends_with_its_calls(house: House) -> None:
+    """What a model would say after them it says once it has their results; but where text begins as a further call does,
+    it may go on in text: else it were held to a call that it does not want."""
+    async with house.asking(toolChoice="auto") as (answer, task):
+        answer.call(OSLO)
+        answer.answer("Booked.")
+        answer.run.done()
+        _, result = await task
+        over = await answer.run.over
+    further = house.format.framed
+    assert parts(result) == [*called(OSLO), *([("text", "Booked.")] if further else [])]
+    assert result["result"]["finish"] == "toolUse" and ("Booked." in over.unsaid) != further
+
+
+async def test_text_after_a_call_that_no_constraint_forbids(house: House) -> None:
+    house.director.obedient = False
+    try:
+        async with house.asking(toolChoice="auto") as (answer, task):
+            answer.call(OSLO)
+            answer.answer("Booked.")
+            answer.run.done()
+            _, result = await task
+    finally:
+        house.director.obedient = True
+    if house.cannot("text after a call"):
+        assert result["error"]["code"] == "provider-error"
+        return
+    assert parts(result) == [*called(OSLO), ("text", "Booked.")] and result["result"]["finish"] == "toolUse"
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+async def test_a_call_that_is_cut_off(house: House, choice: str) -> None:
+    """Once it is known how many tokens it takes, it is asked for with ever fewer: by the request's own limit."""
+    async with house.asking(toolChoice=choice) as (answer, task):
+        answer.call(OSLO)
+        answer.run.done()
+        _, result = await task
+    tokens = result["result"]["usage"]["outputTokens"]
+    for fewer in (1, 3, tokens // 2):
+        async with house.asking(toolChoice=choice, maxTokens=tokens - fewer) as (answer, task):
+            answer.call(OSLO)
+            answer.run.done()
+            deltas, result = await task
+        usage = result["result"]["usage"]
+        assert (result["result"]["finish"], usage["outputTokens"]) == ("length", tokens - fewer)
+        assert all(part["type"] != "toolCall" for part in result["result"]["content"])
+        told = "".join(each.get("text", "") for each in deltas if each["block"] == "toolCall")
+        assert len(told) <= len(json.dumps(OSLO[1], ensure_ascii=False))
+
+
+@pytest.mark.parametrize("which", ["call", "call's end", "thinking", "thinking's end"])
+async def test_a_marker_within_a_string(house: House, which: str) -> None:
+    calls, thinking = house.format.calls[0], house.format.thinking
+    ending = str(calls.call[-1]) if isinstance(calls.call[-1], str) else calls.end
+    marker = {
+        "call": calls.marker,
+        "call's end": (calls.end or ending).strip(),
+        "thinking": thinking.open.strip() if thinking else "",
+        "thinking's end": thinking.close.strip() if thinking else "",
+    }[which]
+    call = ("book_trip", {"city": f"a {marker} b", "days": 1})
+    async with house.asking(toolChoice="auto") as (answer, task):
+        answer.call(call)
+        answer.run.done()
+        _, result = await task
+        if house.cannot(f"{which} in a string"):
+            assert "error" in result or parts(result) != called(call)
+            return
+        await obeyed(answer)
+    assert parts(result) == called(call)
