@@ -41,6 +41,8 @@ trap 'rm -rf "$state"' EXIT
 cat >"$state/models.toml" <<END
 [server.limits]
 requests_per_minute = 0
+requests_per_minute_per_token = 0
+concurrent_per_token = 64
 concurrent_per_endpoint = 64
 
 [models.bench]

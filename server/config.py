@@ -204,10 +204,16 @@ class Limits:
     image_frames: int = 1
     """Frames of one image; of an animation within the limit its first frame is taken."""
     concurrent: int = 64
-    """Live generations, all endpoints together."""
+    """Live generations, all endpoints together; and as many selections and descriptions that wait."""
+    concurrent_per_token: int = 32
+    """Of these, all endpoints of one token together: a shell may name as many endpoints as it likes."""
     concurrent_per_endpoint: int = 16
     requests_per_minute: int = 600
     """Requests of one endpoint in any minute; 0: no limit."""
+    requests_per_minute_per_token: int = 2400
+    """Requests of all endpoints of one token in any minute; 0: no limit."""
+    handles_per_token: int = 4096
+    """Handles kept of one token; over that, its endpoint that selected longest ago has to select again."""
     queue: int = 64
     """Generations waiting for a slot of one model."""
     max_tokens: int = 0
@@ -316,7 +322,7 @@ def _server(table: _Table) -> ServerConfig:
 
 
 def _limits(table: _Table) -> Limits:
-    may_be_zero = {"images", "requests_per_minute", "queue", "max_tokens"}
+    may_be_zero = {"images", "requests_per_minute", "requests_per_minute_per_token", "queue", "max_tokens"}
     default = Limits()
     limits = Limits(
         **{

@@ -4,10 +4,12 @@ What needs Jinja, a vocabulary or a schema runs in helper processes (`HelperPool
 """
 
 from server.chat.conversation import Capabilities, ChatSettings, Conversation, ImageLimits, Prepared
+from server.chat.format import MOST_CALLS
 from server.chat.helpers import HelperPool
 from server.chat.parser import MalformedOutput, Parser, ParserSpec, make_parser
 
 __all__ = [
+    "MOST_CALLS",
     "Capabilities",
     "ChatSettings",
     "Conversation",

@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+MOST_CALLS = 8
+"""Calls in one turn at most, whatever the format: small models repeat themselves without end."""
+
 
 class Slot(Enum):
     """A place in a call that the model fills."""
@@ -101,8 +104,7 @@ class Calls:
 
     `anchored`: the first literal is common text (a brace), so calls are recognised only where the output starts with
     one. `bare`: a call without its markers; outside of them such a call, whole and to an offered tool, is a call, and
-    text otherwise. `most` bounds how many calls the grammar lets a model write in one turn: small models repeat
-    themselves.
+    text otherwise. `most` bounds how many calls the grammar lets a model write in one turn, which ends behind the last.
     """
 
     call: tuple[str | Slot, ...]
@@ -114,7 +116,7 @@ class Calls:
     """What fills the `ID` slot, in GBNF."""
     bare: tuple[str | Slot, ...] = ()
     anchored: bool = False
-    most: int = 8
+    most: int = MOST_CALLS
 
     @property
     def opening(self) -> tuple[str | Slot, ...]:

@@ -59,8 +59,14 @@ class Parser:
         """Characters that have come and are not certain yet."""
         return self._reader.waiting
 
+    @property
+    def broken(self) -> bool:
+        """Whether the output breaks its format already, whatever may still come."""
+        return self._failure is not None
+
     def feed(self, text: str) -> list[BlockEvent]:
-        """The events that this much more text makes certain. Never raises: a failure is told by `finish`."""
+        """The events that this much more text makes certain. Never raises: a failure is told by `broken` at once, and
+        by `finish`."""
         self._reader.feed(text)
         return self._step()
 

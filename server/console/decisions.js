@@ -105,7 +105,8 @@ function amounts(told) {
   const rows = Object.entries(ROLES)
     .filter(([role]) => told.messages[role])
     .map(([role, label]) => [label, told.messages[role]]);
-  rows.push(["Images", told.images], ["Tool definitions", told.tool_definitions], ["Tool results", told.tool_results]);
+  rows.push(["Images", told.images], ["Tool definitions", told.tool_definitions], ["Tool results", told.tool_results],
+    ["Answer schema", told.answer_schema], ["Continuations", told.continuations]);
   const table = el("table", { class: "amounts" },
     el("caption", {}, "What the model would be told"),
     el("thead", {}, el("tr", {},
@@ -147,8 +148,13 @@ function content(path) {
 }
 
 function write(request) {
-  const blocks = request.messages.map((message) =>
-    el("div", { class: "said" }, el("h4", {}, roleName(message.role)), ...message.content.map(part)),
+  const continued = new Map(request.continued.map(({ message, tokens }) => [message, tokens]));
+  const blocks = request.messages.map((message, index) =>
+    el("div", { class: "said" },
+      el("h4", {}, roleName(message.role)),
+      ...message.content.map(part),
+      continued.has(index) ? el("p", { class: "under" }, continuation(continued.get(index))) : null,
+    ),
   );
   for (const tool of request.tools) {
     blocks.push(el("div", { class: "said" },
@@ -157,8 +163,18 @@ function write(request) {
       el("pre", {}, JSON.stringify(tool.parameters, null, 2)),
     ));
   }
-  if (request.format === "json") blocks.push(el("p", { class: "under" }, "The answer shall be a JSON object."));
+  if (request.schema !== undefined) {
+    blocks.push(el("div", { class: "said" },
+      el("h4", {}, "Schema of the answer"),
+      el("pre", {}, JSON.stringify(request.schema, null, 2)),
+    ));
+  } else if (request.format === "json") blocks.push(el("p", { class: "under" }, "The answer shall be a JSON object."));
   return blocks;
+}
+
+/** The payload is sealed tokens, nothing to read: what stands there is told. */
+function continuation(tokens) {
+  return `Put back as the model wrote it, with what it thought: ${counted(tokens, "token")}.`;
 }
 
 function roleName(role) {

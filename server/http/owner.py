@@ -229,7 +229,7 @@ class Owner:
         for each in self._runtime.decisions.waiting():
             if each.id == id and isinstance(each, ConsentDecision):
                 request = each.request
-                return {
+                content = {
                     "messages": [
                         {"role": message.role, "content": [write_part(part) for part in message.content]}
                         for message in request.messages
@@ -239,7 +239,9 @@ class Owner:
                         for tool in request.tools
                     ],
                     "format": request.format,
+                    "continued": [{"message": index, "tokens": size} for index, size in each.continued.items()],
                 }
+                return content if each.schema is None else {**content, "schema": each.schema}
         raise _unknown("pending consent")
 
     async def consent(self, scope: Scope, body: Mapping[str, Any]) -> None:

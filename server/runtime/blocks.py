@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from server.chat import MOST_CALLS
 from server.chat.events import BlockDelta, BlockEvent, BlockKind, BlockStart, Refusal
 from server.wire import strict_json
 from server.wire.records import Delta, Part, TextPart, ThinkingPart, ToolCallPart, WireError
@@ -24,6 +25,8 @@ class _Block:
     waiting: list[str] | None = None
     """Fragments that no delta carries yet, where the last delta of this block is still to be taken."""
     ended: bool = False
+    part: Part | None = None
+    """Of a call that has ended."""
 
 
 @dataclass(slots=True)
@@ -39,10 +42,12 @@ class Blocks:
     """What the model has said so far. `push` takes block events, `take` gives the deltas that are due.
 
     What waits is bounded by the output itself: one start, one fragment and one end per block, however slow the reader.
+    `most_calls` bounds the calls of the turn.
     """
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, most_calls: int = MOST_CALLS) -> None:
         self._request_id = request_id
+        self._most_calls = most_calls
         self._blocks: dict[int, _Block] = {}
         self._waiting: list[_Waiting] = []
         self._sequence = 0
@@ -67,7 +72,8 @@ class Blocks:
         return any(block.kind == "thinking" for block in self._blocks.values())
 
     def push(self, events: Iterable[BlockEvent]) -> None:
-        """Raises `provider-error` where the events break the lifecycle."""
+        """Raises `provider-error` where the events break the lifecycle, a call's arguments are no JSON object, or there
+        is a call too many: as soon as that is certain, so that nothing more is decoded in vain."""
         for event in events:
             if isinstance(event, BlockDelta):
                 self._delta(event.index, event.text)
@@ -78,6 +84,8 @@ class Blocks:
             else:
                 block = self._open(event.index)
                 block.ended, block.waiting = True, None
+                if block.kind == "toolCall":
+                    block.part = _part(block)
                 self._waiting.append(_Waiting("end", event.index))
 
     def take(self) -> list[Delta]:
@@ -109,7 +117,8 @@ class Blocks:
         """All parts of a completed turn. Raises `provider-error` where a block is unfinished or a call no object."""
         if sorted(self._blocks) != list(range(len(self._blocks))) or not all(b.ended for b in self._blocks.values()):
             raise WireError("provider-error", "the output ended inside a block")
-        return tuple(_part(self._blocks[index]) for index in range(len(self._blocks)))
+        ordered = (self._blocks[index] for index in range(len(self._blocks)))
+        return tuple(block.part or _part(block) for block in ordered)
 
     def partial(self) -> tuple[Part, ...]:
         """Text and thinking of a truncated or refused turn. Its calls, even finished ones, do not count."""
@@ -122,6 +131,8 @@ class Blocks:
         call = event.block == "toolCall"
         if call and not event.name:
             raise WireError("provider-error", "the output calls a tool without a name")
+        if call and sum(block.kind == "toolCall" for block in self._blocks.values()) >= self._most_calls:
+            raise _too_many_calls(self._most_calls)
         # Ids are the runtime's own, unique over all conversations, whatever the format carries (http-binding).
         call_id = f"call_{secrets.token_hex(12)}" if call else None
         self._blocks[event.index] = _Block(event.block, call_id, event.name if call else None)
@@ -145,6 +156,13 @@ class Blocks:
         if block is None or block.ended:
             raise WireError("provider-error", "the output continues a block that is not open")
         return block
+
+
+def _too_many_calls(most: int) -> WireError:
+    calls = "one call" if most == 1 else f"{most} calls"
+    return WireError(
+        "provider-error", f"the model made more than {calls} in one turn, which is the limit", reason="calls"
+    )
 
 
 def _part(block: _Block) -> Part:

@@ -6,11 +6,12 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from contextvars import Context
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from server.chat import Capabilities, ChatSettings, ImageLimits
 from server.config import ConnectionConfig
@@ -87,6 +88,9 @@ class Connection:
         self._draft: Path | None = None
         self._stamps: list[Stamp] | None = None
         self._capabilities: Capabilities | None = None
+        self._fetching: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
+        """Finds out what the model can do; given up where it is to be found out anew."""
         self._blind = False
         """Loading has shown that the projector takes no images, whatever its file says."""
         self._loading: asyncio.Task[ModelEngine] | None = None
@@ -117,20 +121,27 @@ class Connection:
         """The model's file, and what belongs to it, found or fetched, again where it has been removed. Raises
         `provider-error` with a safe reason."""
         if not self.revalidate():
-            try:
-                if self.config.mmproj is not None:
-                    self._projector = await asyncio.to_thread(self._fetch_file, self.config.mmproj)
-                    self.settings = replace(self.settings, projector=str(self._projector))
-                if self.config.draft is not None:
-                    self._draft = await asyncio.to_thread(self._fetch_file, self.config.draft)
-                self._path = await asyncio.to_thread(self._fetch_file, self.config.source)
-            except Exception as error:
-                log.warning("connection %s: its file cannot be had (%s)", self.key, type(error).__name__)
-                raise WireError("provider-error", "the connection's model file cannot be had") from None
+            if self._fetching is None:
+                self._fetching = _shared(self._fetch())
+            await _join(self._fetching)
             if not self.revalidate():
-                raise WireError("provider-error", "the connection's model file cannot be read")
+                raise _unloadable("the connection's model file cannot be read")
         assert self._path is not None
         return self._path
+
+    async def _fetch(self) -> None:
+        try:
+            if self.config.mmproj is not None:
+                self._projector = await asyncio.to_thread(self._fetch_file, self.config.mmproj)
+                self.settings = replace(self.settings, projector=str(self._projector))
+            if self.config.draft is not None:
+                self._draft = await asyncio.to_thread(self._fetch_file, self.config.draft)
+            self._path = await asyncio.to_thread(self._fetch_file, self.config.source)
+        except Exception as error:
+            log.warning("connection %s: its file cannot be had (%s)", self.key, type(error).__name__)
+            raise _unloadable("the connection's model file cannot be had") from None
+        finally:
+            self._fetching = None
 
     def revalidate(self) -> bool:
         """Looks at the files again. Where one has changed, the revision does, and its engine is retired."""
@@ -154,16 +165,32 @@ class Connection:
     def _end_selections(self) -> None:
         self.revision += 1
         self._capabilities = None
+        # Unless it is this look that has found the change: then it goes on with the file as it is now.
+        if self._looking is not None and self._looking is not asyncio.current_task():
+            self._looking.cancel()
+            self._looking = None
         self._expired(self)
 
     async def capabilities(self) -> Capabilities:
-        """What the model can do, cut down to what the owner offers. Raises `provider-error`."""
-        path = await self.ready()
-        if self._capabilities is None:
+        """What the model can do, cut down to what the owner offers, true when it returns: what changes while this waits
+        is looked at again. Raises `provider-error`; `selection-expired` where the owner has disabled the connection."""
+        while self.enabled:
+            if self.revalidate() and self._capabilities is not None:
+                return self._capabilities
+            if self._looking is None:
+                self._looking = _shared(self._look())
+            await _join(self._looking)
+        raise selection_changed()
+
+    async def _look(self) -> None:
+        try:
+            path = await self.ready()
             found = await self._chat.inspect(str(path), self.settings)
             self._capabilities = self._restrict(found)
             self._settle(found)
-        return self._capabilities
+        finally:
+            if self._looking is asyncio.current_task():
+                self._looking = None
 
     def _settle(self, found: Capabilities) -> None:
         config = self.config
@@ -215,13 +242,20 @@ class Connection:
         # A caller that gives up does not take the model from the others.
         await asyncio.wait((loading,))
         if loading.cancelled():
-            raise WireError("provider-error", "the connection's model was unloaded")
+            raise _unloadable("the connection's model was unloaded")
         return loading.result()
 
     @property
     def idle(self) -> bool:
         """Whether it holds memory that nobody needs now."""
         return self._users == 0 and self.loaded is not None
+
+    async def close(self) -> None:
+        """Gives up what it is finding out, and releases the model."""
+        for task in (self._looking, self._fetching):
+            if task is not None:
+                task.cancel()
+        await self.release()
 
     async def release(self) -> None:
         """Unloads the model and returns once its memory is free."""
@@ -230,7 +264,8 @@ class Connection:
             await asyncio.wait(self._retired)
 
     def unload(self) -> None:
-        """Lets the engine go, loaded or loading. Its generations in flight end as failures of the provider."""
+        """Lets the engine go, loaded or loading. Whoever takes it from running generations settles them first: the
+        engine knows no better than that it was closed."""
         if self.loaded is not None:
             self._past = self.counts()
             self._retire(self.loaded.close())
@@ -285,7 +320,7 @@ class Connection:
             return engine
         except EngineError as error:
             log.warning("connection %s: the model does not load: %s", self.key, error.reason)
-            raise WireError("provider-error", f"the connection's model cannot be loaded: {error.reason}") from None
+            raise _unloadable(f"the connection's model cannot be loaded: {error.reason}") from None
 
     def _idle_from_now(self) -> None:
         if self.idle and self.config.unload_after > 0:
@@ -317,6 +352,29 @@ class Connection:
             tools=tools,
             tool_choice_modes=modes if tools else (),
         )
+
+
+def selection_changed() -> WireError:
+    return WireError("selection-expired", "the selection has changed; select again")
+
+
+def _unloadable(message: str) -> WireError:
+    return WireError("provider-error", message, reason="load")
+
+
+def _shared(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Work that several may wait for, and that outlives each of them; what it logs is no single request's."""
+    task = asyncio.create_task(work, context=Context())
+    # All may have given up by the time it fails.
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task
+
+
+async def _join(shared: asyncio.Task[None]) -> None:
+    """Waits for shared work, of which nothing is to be had if it is given up. Raises what it raises."""
+    await asyncio.wait((shared,))
+    if not shared.cancelled():
+        shared.result()
 
 
 async def _abandon(loading: asyncio.Task[ModelEngine]) -> None:

@@ -11,13 +11,15 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from server.runtime.endpoint import Endpoint
 from server.wire.records import GenerationRequest, ImagePart, Requirements, TextPart, ThinkingPart, ToolCallPart
+
+_BYTES_OF_A_TOKEN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,11 @@ class Disclosure:
     tool_definitions: Amount
     tool_names: tuple[str, ...]
     tool_results: Amount
+    answer_schema: Amount
+    """The JSON Schema that the answer is to follow, where the request brings one."""
+    continuations: Amount
+    """Earlier turns that are put back as the model wrote them, what it thought among it; bytes are those of their
+    tokens, four each."""
 
 
 @dataclass(eq=False, slots=True)
@@ -56,6 +63,10 @@ class ConsentDecision:
     """The content itself, for the owner alone and on demand."""
     expires: float
     """When the deadline takes the question back, in seconds since the epoch."""
+    schema: Mapping[str, Any] | bool | None = field(default=None, repr=False)
+    """JSON Schema of the answer."""
+    continued: Mapping[int, int] = field(default_factory=dict)
+    """Tokens of each earlier turn that is put back as the model wrote it, by its message's index."""
     kind: Literal["consent"] = "consent"
     id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     created: float = field(default_factory=time.time)
@@ -158,6 +169,15 @@ def count_disclosed(request: GenerationRequest) -> tuple[dict[str, Amount], Amou
 
     roles = {role: amount(role) for role in ("system", "user", "assistant") if counts[role]}
     return roles, amount("image"), amount("tool"), amount("toolResult")
+
+
+def count_schema(schema: Mapping[str, Any] | bool | None) -> Amount:
+    return Amount(0, 0) if schema is None else Amount(1, _size(schema))
+
+
+def count_continued(continued: Mapping[int, int]) -> Amount:
+    """Of earlier turns, by their tokens."""
+    return Amount(len(continued), _BYTES_OF_A_TOKEN * sum(continued.values()))
 
 
 def _size(value: object) -> int:

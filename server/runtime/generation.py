@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from typing import Literal
 
+from server.chat import MOST_CALLS
 from server.chat.events import BlockEvent
 from server.engine.messages import Logprob
 from server.runtime.blocks import Blocks
@@ -77,7 +78,7 @@ class LiveGeneration:
         self.task: asyncio.Task[None] | None = None
         self.timer: Timer | None = None
         self.on_settled: list[Callable[[], None]] = []
-        self._blocks = Blocks(id)
+        self._blocks = Blocks(id, MOST_CALLS if self.options.parallel else 1)
         self._reader: asyncio.Future[None] | None = None
 
     @property

@@ -1,22 +1,19 @@
 """Handles: opaque references from an endpoint to a connection, as it was when it was selected (NAP-LLM, "Model").
 
 A handle ends with its connection's revision, its token, its account or its endpoint, and with the process. Foreign,
-ended and invented handles look alike.
+ended and invented handles look alike. What is kept is bounded: one handle for each endpoint and connection, and so many
+of each token.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from server.runtime.connections import Connection
 from server.runtime.endpoint import Endpoint
 from server.wire.records import WireError
-
-MAX_HANDLES = 4096
-"""Per token; the endpoint of that token which selected longest ago has to select again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,25 +24,32 @@ class _Selection:
 
 
 class Handles:
-    def __init__(self) -> None:
-        self._selections: OrderedDict[str, _Selection] = OrderedDict()
-        self._handles: dict[_Selection, str] = {}
+    """`per_token`: how many are kept of one token; the endpoint of that token which selected longest ago has to select
+    again."""
+
+    def __init__(self, per_token: int) -> None:
+        self._per_token = per_token
+        self._selections: dict[str, _Selection] = {}
+        self._tokens: dict[str, dict[tuple[Endpoint, Connection], str]] = {}
+        """By token: its handles, that of the latest selection last."""
 
     def issue(self, endpoint: Endpoint, connection: Connection) -> str:
         """The endpoint's handle to the connection as it is now; the same one as long as that holds."""
-        selection = _Selection(endpoint, connection, connection.revision)
-        handle = self._handles.get(selection)
-        if handle is None:
+        own = self._tokens.setdefault(endpoint.token, {})
+        handle = own.pop((endpoint, connection), None)
+        if handle is None or self._selections[handle].revision != connection.revision:
+            self._selections.pop(handle or "", None)
             handle = secrets.token_urlsafe(24)
-            self._handles[selection] = handle
-            self._selections[handle] = selection
-            self._bound(endpoint.token)
-        self._selections.move_to_end(handle)
+            self._selections[handle] = _Selection(endpoint, connection, connection.revision)
+        own[endpoint, connection] = handle
+        if len(own) > self._per_token:
+            self._forget(next(iter(own.values())))
         return handle
 
     def held(self, endpoint: Endpoint, connection: Connection) -> bool:
         """Whether the endpoint has a handle to the connection as it is now."""
-        return _Selection(endpoint, connection, connection.revision) in self._handles
+        handle = self._tokens.get(endpoint.token, {}).get((endpoint, connection))
+        return handle is not None and self._selections[handle].revision == connection.revision
 
     def resolve(self, endpoint: Endpoint, handle: str) -> Connection:
         """Raises `selection-expired`. Looks at the connection's file, but loads nothing and asks nobody."""
@@ -70,15 +74,12 @@ class Handles:
             counts[selection.endpoint] = counts.get(selection.endpoint, 0) + 1
         return counts
 
-    def _bound(self, token: str) -> None:
-        if len(self._selections) <= MAX_HANDLES:
-            return
-        own = [each for each, selection in self._selections.items() if selection.endpoint.token == token]
-        if len(own) > MAX_HANDLES:
-            self._forget(own[0])
-
     def _forget(self, handle: str) -> None:
-        del self._handles[self._selections.pop(handle)]
+        selection = self._selections.pop(handle)
+        own = self._tokens[selection.endpoint.token]
+        del own[selection.endpoint, selection.connection]
+        if not own:
+            del self._tokens[selection.endpoint.token]
 
 
 def expired() -> WireError:

@@ -27,7 +27,12 @@ class ChatService(Protocol):
 
 
 class OutputParser(Protocol):
-    """Text in, blocks out. Raises MalformedOutput."""
+    """Text in, blocks out. `finish` raises MalformedOutput."""
+
+    @property
+    def broken(self) -> bool:
+        """Whether it is certain that `finish` will fail an output that ends by itself: more of it is in vain."""
+        ...
 
     def feed(self, text: str) -> Iterable[BlockEvent]: ...
 

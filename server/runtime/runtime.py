@@ -1,4 +1,21 @@
-"""The runtime of NAP-LLM: selections, consent, generations and their settlement, for any projection above it."""
+"""The runtime of NAP-LLM: selections, consent, generations and their settlement, for any projection above it.
+
+What ends a generation early is told by what was lost, at whatever stage it is (NAP-LLM, "Error Handling"):
+
+| lost | outcome |
+| --- | --- |
+| the wish for it: the caller's cancel, its closed request, the owner's stop | `cancelled` |
+| the authorization: its endpoint destroyed, its account ended, its token revoked | `cancelled` |
+| the owner's leave to use the model: the connection disabled, the model unloaded | `cancelled` |
+| what was selected: a file of the model replaced, or found to offer less than was told | `selection-expired` |
+| the provider: its worker dead | `provider-error`, `reason` `engine` |
+| the provider: its model cannot be loaded, or its file not be had | `provider-error`, `reason` `load` |
+| the provider: the server itself ends | `provider-error`, `reason` `shutdown` |
+| the time | `timeout` |
+
+So do selections and descriptions that wait. But a connection that is taken away takes its handles along: describing it
+is `selection-expired` then, and a selection goes on with the connections that are left.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +37,25 @@ from server.engine.messages import Done, Failed, Job, Text
 from server.logs import FIELDS
 from server.runtime.changes import Changes
 from server.runtime.clock import Clock, LoopClock
-from server.runtime.connections import Connection, meets
+from server.runtime.connections import Connection, meets, selection_changed
 from server.runtime.continuation import Continuations
-from server.runtime.decisions import ConsentDecision, Decisions, Disclosure, SelectionDecision, count_disclosed
+from server.runtime.decisions import (
+    ConsentDecision,
+    Decisions,
+    Disclosure,
+    SelectionDecision,
+    count_continued,
+    count_disclosed,
+    count_schema,
+)
 from server.runtime.endpoint import Caller, Endpoint
 from server.runtime.faults import log_fault
 from server.runtime.generation import Cause, LiveGeneration, Outcome
 from server.runtime.handles import Handles
-from server.runtime.limits import Rate
+from server.runtime.limits import Rates, check_places
 from server.runtime.logprobs import AnswerLogprobs
 from server.runtime.metrics import Metrics
+from server.runtime.operations import Operations
 from server.runtime.options import Options
 from server.runtime.ports import ChatService, FetchFile, MakeParser, ModelEngine, StartEngine
 from server.wire import check_generation, strict_json
@@ -87,23 +113,21 @@ class Runtime:
                 fetch_file=fetch_file,
                 clock=self.clock,
                 changed=self.changes.notify,
-                expired=self._withdraw_consents,
+                expired=self._selections_ended,
                 make_room=self._make_room,
                 images=ImageLimits(self.limits.image_pixels, self.limits.image_frames),
             )
             for each in config.connections
         )
-        self.handles = Handles()
+        self.handles = Handles(self.limits.handles_per_token)
         self.decisions = Decisions(self.changes.notify)
         self._chat = chat
         self._continuations = Continuations(secret or secrets.token_bytes(32))
         self._make_parser = make_parser
         self.route = f"llama.cpp on {machine}" if machine else "llama.cpp on this machine"
-        self._rate = Rate(self.limits.requests_per_minute)
+        self._rates = Rates(self.limits)
         self._live: dict[Endpoint, dict[str, LiveGeneration]] = {}
-        self._choosing: dict[asyncio.Future[str | None], Endpoint] = {}
-        self._selecting: dict[asyncio.Event, Endpoint] = {}
-        """Selections under way, each with what tells it that its endpoint has ended."""
+        self._operations = Operations(self.clock, _timeout)
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._drained_by: float | None = None
@@ -115,29 +139,39 @@ class Runtime:
     async def select(self, caller: Caller, requirements: Requirements) -> Model:
         """Raises `unsupported` where no connection meets the requirements, `user-cancelled` where the owner says no."""
         self._check_open()
-        self._rate.admit(caller.endpoint, self.clock.now())
-        ended = asyncio.Event()
-        self._selecting[ended] = caller.endpoint
-        try:
-            able = await self._able(requirements, caller.select)
-            if not able:
-                raise WireError("unsupported", "no connection meets the requirements")
-            connection, capabilities = (
-                able[0] if caller.select == "default" else await self._choose(caller, able, requirements)
-            )
-        finally:
-            del self._selecting[ended]
-        if ended.is_set():
-            raise _revoked()
+        self._admit_operation(caller)
+        work = self._select(caller, requirements)
+        model = await self._operations.run(work, caller.endpoint, seconds=self.config.server.deadline)
+        # It may have ended between the end of the work and now.
+        self.handles.resolve(caller.endpoint, model.handle)
+        return model
+
+    async def _select(self, caller: Caller, requirements: Requirements) -> Model:
+        able = await self._able(requirements, caller.select)
+        if not able:
+            raise WireError("unsupported", "no connection meets the requirements")
+        connection, capabilities = able[0]
+        if caller.select == "ask":
+            expires = time.time() + self.config.server.deadline
+            connection, capabilities = await self._choose(caller, able, requirements, expires)
         handle = self.handles.issue(caller.endpoint, connection)
         self.changes.notify()
         return self._model(handle, connection, capabilities)
 
     async def describe(self, caller: Caller, handle: str) -> Model:
         """Raises `selection-expired`."""
-        self._rate.admit(caller.endpoint, self.clock.now())
+        self._admit_operation(caller)
         connection = self.handles.resolve(caller.endpoint, handle)
-        return self._model(handle, connection, await connection.capabilities())
+        work = connection.capabilities()
+        capabilities = await self._operations.run(
+            work, caller.endpoint, connection, seconds=self.config.server.deadline
+        )
+        self.handles.resolve(caller.endpoint, handle)
+        return self._model(handle, connection, capabilities)
+
+    def _admit_operation(self, caller: Caller) -> None:
+        self._rates.admit(caller.endpoint, self.clock.now())
+        check_places(self._operations.endpoints(), caller.endpoint, self.limits, "selections")
 
     def generate(
         self, caller: Caller, id: str, request: GenerationRequest, options: Options = _NO_OPTIONS
@@ -166,11 +200,8 @@ class Runtime:
         own = self._live.get(caller.endpoint, {})
         if id in own:
             raise WireError("invalid-request", "a generation with this id is active")
-        self._rate.admit(caller.endpoint, self.clock.now())
-        if len(own) >= self.limits.concurrent_per_endpoint:
-            raise WireError("quota-exceeded", "too many generations of this endpoint are active", reason="concurrency")
-        if sum(map(len, self._live.values())) >= self.limits.concurrent:
-            raise WireError("quota-exceeded", "too many generations are active", reason="concurrency")
+        self._rates.admit(caller.endpoint, self.clock.now())
+        check_places((live.endpoint for live in self.live()), caller.endpoint, self.limits, "generations")
         _check_images(request, self.limits)
 
     def _check_open(self) -> None:
@@ -188,10 +219,7 @@ class Runtime:
         """Cancels all work and ends all handles of the endpoints for which `ends` holds."""
         self.handles.end(ends)
         self._settle(lambda live: ends(live.endpoint), _revoked(), "revoked")
-        for choice in [each for each, endpoint in self._choosing.items() if ends(endpoint)]:
-            _fail(choice, _revoked())
-        for ended in [each for each, endpoint in self._selecting.items() if ends(endpoint)]:
-            ended.set()
+        self._operations.end(lambda operation: ends(operation.endpoint), _revoked())
         self.changes.notify()
 
     def end_endpoint(self, endpoint: Endpoint) -> None:
@@ -211,7 +239,7 @@ class Runtime:
 
     def endpoints(self) -> set[Endpoint]:
         """Endpoints with handles, work or an open question."""
-        return {*self.handles.endpoints(), *self._live, *self._choosing.values()}
+        return {*self.handles.endpoints(), *self._live, *self._operations.endpoints()}
 
     def live(self) -> Iterator[LiveGeneration]:
         for own in self._live.values():
@@ -241,9 +269,10 @@ class Runtime:
         connection.enabled = True
         self.changes.notify()
 
-    def _withdraw_consents(self, connection: Connection) -> None:
-        """What the owner is being asked about is no longer what would be used."""
-        self._settle(lambda live: live.connection == connection.key and live.stage == "consent", _selection_changed())
+    def _selections_ended(self, connection: Connection) -> None:
+        """What was selected is no longer what would be used, or what is being used."""
+        self._settle_on(connection, selection_changed())
+        self._operations.end(lambda operation: operation.connection is connection, selection_changed())
 
     async def _make_room(self) -> bool:
         """Unloads every idle model, for one that does not load. Whether there was one."""
@@ -251,7 +280,7 @@ class Runtime:
         await asyncio.gather(*(connection.release() for connection in idle))
         return bool(idle)
 
-    def _settle_on(self, connection: Connection, outcome: WireError, cause: Cause) -> None:
+    def _settle_on(self, connection: Connection, outcome: WireError, cause: Cause | None = None) -> None:
         self._settle(lambda live: live.connection == connection.key, outcome, cause)
 
     # --- the end
@@ -285,11 +314,10 @@ class Runtime:
         self.closing.set()
         self.changes.notify()
         self._settle(lambda _: True, _shutdown())
-        for choice in self._choosing:
-            _fail(choice, _shutdown())
+        self._operations.end(lambda _: True, _shutdown())
         if self._tasks:
             await asyncio.wait(self._tasks)
-        await asyncio.gather(*(connection.release() for connection in self.connections))
+        await asyncio.gather(*(connection.close() for connection in self.connections))
 
     # --- selection
 
@@ -304,7 +332,7 @@ class Runtime:
             try:
                 capabilities = await connection.capabilities()
             except WireError as error:
-                broken = error
+                broken = error if connection.enabled else broken
                 continue
             if meets(connection.config, capabilities, requirements):
                 able.append((connection, capabilities))
@@ -315,24 +343,12 @@ class Runtime:
         return able
 
     async def _choose(
-        self, caller: Caller, able: list[tuple[Connection, Capabilities]], requirements: Requirements
+        self, caller: Caller, able: list[tuple[Connection, Capabilities]], requirements: Requirements, expires: float
     ) -> tuple[Connection, Capabilities]:
-        """Asks the owner, for no longer than a generation may take. As many questions may wait as generations."""
-        waiting = [*self._choosing.values()]
-        if waiting.count(caller.endpoint) >= self.limits.concurrent_per_endpoint or (
-            len(waiting) >= self.limits.concurrent
-        ):
-            raise WireError("quota-exceeded", "too many selections wait for the owner", reason="concurrency")
+        """Asks the owner, for as long as what needs the answer waits for it: until `expires` at most, in seconds since
+        the epoch."""
         choices = tuple(connection.key for connection, _ in able)
-        expires = time.time() + self.config.server.deadline
-        decision = SelectionDecision(caller.endpoint, requirements, choices, expires)
-        self._choosing[decision.answer] = caller.endpoint
-        timer = self.clock.call_later(self.config.server.deadline, lambda: _fail(decision.answer, _timeout()))
-        try:
-            key = await self.decisions.selection(decision)
-        finally:
-            timer.cancel()
-            del self._choosing[decision.answer]
+        key = await self.decisions.selection(SelectionDecision(caller.endpoint, requirements, choices, expires))
         if key is None:
             raise WireError("user-cancelled", "the user declined the selection")
         connection = next(each for each, _ in able if each.key == key)
@@ -368,7 +384,8 @@ class Runtime:
         if live.caller.select == "ask":
             held = [each for each, _ in able if self.handles.held(live.endpoint, each)]
             asked = time.monotonic()
-            connection = held[0] if held else (await self._choose(live.caller, able, needs))[0]
+            expires = live.created + self.config.server.deadline
+            connection = held[0] if held else (await self._choose(live.caller, able, needs, expires))[0]
             live.decided_in += time.monotonic() - asked
         return self.handles.issue(live.endpoint, connection)
 
@@ -441,13 +458,14 @@ class Runtime:
         )
         live.replayed = len(prepared.replayed)
         _check_fits(prepared, connection.context_length)
-        await self._authorize(live, connection)
+        # Preparing takes time: nobody is asked about a selection that has ended.
+        self.handles.resolve(live.endpoint, handle)
+        await self._authorize(live, connection, {index: len(turns[index]) for index in prepared.replayed})
         live.stage = "loading"
         async with connection.in_use() as engine:
             _check_fits(prepared, engine.info.context_length)
             # Consent and loading take time: the selection that was asked about must still be the one that is used.
-            if self.handles.resolve(live.endpoint, handle) is not connection:
-                raise _selection_changed()
+            self.handles.resolve(live.endpoint, handle)
             job = self._job(live, connection, prepared, deadline)
             generation = await self._decode(live, engine, job, prepared)
         if live.options.continuations is not None and generation.finish in ("stop", "toolUse"):
@@ -474,8 +492,9 @@ class Runtime:
             pictures=prepared.pictures,
         )
 
-    async def _authorize(self, live: LiveGeneration, connection: Connection) -> None:
-        """The user's authorization of this one generation (NAP-LLM, "Shell Behavior"). Raises `user-cancelled`."""
+    async def _authorize(self, live: LiveGeneration, connection: Connection, continued: Mapping[int, int]) -> None:
+        """The user's authorization of this one generation (NAP-LLM, "Shell Behavior"). `continued`: the tokens of each
+        earlier turn that is put back as the model wrote it. Raises `user-cancelled`."""
         policy = live.caller.consent
         if policy == "always" or (policy == "shell" and live.caller.granted):
             return
@@ -486,16 +505,19 @@ class Runtime:
             allowed = await self.decisions.consent(
                 ConsentDecision(
                     live.endpoint,
-                    self._disclosure(connection, live.request),
+                    self._disclosure(connection, live, continued),
                     live.request,
                     live.created + self.config.server.deadline,
+                    live.options.schema,
+                    continued,
                 )
             )
             live.decided_in += time.monotonic() - asked
         if not allowed:
             raise WireError("user-cancelled", "the user did not authorize this generation")
 
-    def _disclosure(self, connection: Connection, request: GenerationRequest) -> Disclosure:
+    def _disclosure(self, connection: Connection, live: LiveGeneration, continued: Mapping[int, int]) -> Disclosure:
+        request = live.request
         roles, images, tools, results = count_disclosed(request)
         return Disclosure(
             connection=connection.config.name,
@@ -508,6 +530,8 @@ class Runtime:
             tool_definitions=tools,
             tool_names=tuple(tool.name for tool in request.tools),
             tool_results=results,
+            answer_schema=count_schema(live.options.schema),
+            continuations=count_continued(continued),
         )
 
     async def _decode(self, live: LiveGeneration, engine: ModelEngine, job: Job, prepared: Prepared) -> Generation:
@@ -528,6 +552,8 @@ class Runtime:
                         if event.logprobs:
                             live.logprobs += logprobs.of(event.logprobs, found)
                         live.push(found)
+                        if parser.broken:
+                            raise _malformed()
                         if thinking or live.blocks.thinking:
                             reasoning += event.tokens
                         if live.blocks.refused:
@@ -554,7 +580,7 @@ class Runtime:
                     else:
                         raise _engine_failure(event)
         except MalformedOutput:
-            raise WireError("provider-error", "the model's output breaks its own format") from None
+            raise _malformed() from None
         raise WireError("provider-error", "the engine ended without a result")
 
     def _partial(self, live: LiveGeneration, finish: Literal["length", "refusal"], usage: Usage | None) -> Generation:
@@ -570,8 +596,6 @@ class Runtime:
         calls = [part for part in content if isinstance(part, ToolCallPart)]
         generation = Generation(content, "toolUse" if calls else "stop", usage)
         check_generation(live.request, generation)
-        if len(calls) > 1 and not live.options.parallel:
-            raise WireError("provider-error", "the model called more than one tool in a turn")
         if live.options.schema is not None and not calls:
             await self._check_answer(live.options.schema, content, checked=prepared.checked_answer)
         tools = {tool.name: tool for tool in live.request.tools}
@@ -665,11 +689,11 @@ def _engine_failure(failed: Failed) -> WireError:
         return _timeout()
     if failed.code == "cancelled":
         return WireError("cancelled", "the generation was cancelled")
-    return WireError("provider-error", "the engine failed during this generation")
+    return WireError("provider-error", "the engine failed during this generation", reason="engine")
 
 
-def _selection_changed() -> WireError:
-    return WireError("selection-expired", "the selection has changed; select again")
+def _malformed() -> WireError:
+    return WireError("provider-error", "the model's output breaks its own format")
 
 
 def _revoked() -> WireError:
@@ -686,8 +710,3 @@ def _too_long() -> WireError:
 
 def _timeout() -> WireError:
     return WireError("timeout", "the deadline of the request has passed")
-
-
-def _fail(answer: asyncio.Future[str | None], error: WireError) -> None:
-    if not answer.done():
-        answer.set_exception(error)

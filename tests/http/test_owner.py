@@ -107,6 +107,8 @@ async def test_a_consent_with_its_disclosure(site: Site, decision: str) -> None:
         "tool_definitions": {"count": 1, "bytes": disclosure["tool_definitions"]["bytes"]},
         "tool_names": ["weather"],
         "tool_results": {"count": 0, "bytes": 0},
+        "answer_schema": {"count": 0, "bytes": 0},
+        "continuations": {"count": 0, "bytes": 0},
     }
     assert "no charge" in disclosure["charge"]
     path = f"/owner/consents/{waiting['id']}"

@@ -28,6 +28,7 @@ class PlainParser:
     def __init__(self, script: Mapping[str, Iterable[BlockEvent]] | None = None) -> None:
         self.script = script or {}
         self.open = False
+        self.broken = False
 
     def feed(self, text: str) -> list[BlockEvent]:
         if text in self.script:

@@ -340,7 +340,7 @@ async def test_a_prompt_that_does_not_fit(world: World) -> None:
 async def test_engine_failures_never_show_what_the_engine_said(world: World) -> None:
     for number, (code, extra, expected) in enumerate(
         [
-            ("provider-error", {"reason": "canary"}, {}),
+            ("provider-error", {"reason": "canary"}, {"reason": "engine"}),
             ("quota-exceeded", {"reason": "context"}, {"reason": "context"}),
             ("quota-exceeded", {}, {"reason": "queue"}),
             ("timeout", {}, {}),

@@ -119,12 +119,21 @@ async def test_a_disabled_connection_ends_its_handles(world: World) -> None:
     assert (await failing(world.runtime.select(caller(), Requirements()))).code == "unsupported"
 
 
-async def test_handles_of_one_token_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.runtime.handles.MAX_HANDLES", 2)
+async def test_handles_of_one_token_are_bounded(tmp_path: Path) -> None:
+    world = World(tmp_path / "m", limits=Limits(handles_per_token=2))
+    other = caller(token="other")
+    kept = (await world.runtime.select(other, Requirements())).handle
     callers = [caller(endpoint=str(number)) for number in range(3)]
     handles = [(await world.runtime.select(who, Requirements())).handle for who in callers]
     assert (await failing(world.runtime.describe(callers[0], handles[0]))).code == "selection-expired"
     assert (await world.runtime.describe(callers[2], handles[2])).handle == handles[2]
+    assert (await world.runtime.describe(other, kept)).handle == kept, "another token's are not counted"
+    # Those of a connection as it was are not kept beside those of what it is.
+    for number in range(5):
+        world.file.write_bytes(b"another model" * number)
+        await world.runtime.select(callers[0], Requirements())
+    assert world.runtime.handles.endpoints() == {each.endpoint: 1 for each in (callers[0], callers[2], other)}
+    await world.runtime.close()
 
 
 @pytest.mark.parametrize(("policy", "granted", "code"), [("shell", True, None), ("shell", False, "user-cancelled")])
@@ -347,7 +356,7 @@ async def test_the_rate_of_one_endpoint_is_bounded_in_any_minute(tmp_path: Path)
     assert world.runtime.cancel(a.endpoint, "g") is False
     world.clock.advance(600)
     await world.runtime.select(b, Requirements())
-    assert len(world.runtime._rate._times) == 1
+    assert len(world.runtime._rates.endpoints) == len(world.runtime._rates.tokens) == 1
     await world.runtime.close()
 
 
