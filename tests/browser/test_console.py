@@ -94,6 +94,8 @@ def test_a_consent_is_disclosed_and_allowed(site: Site, page: Page) -> None:
         "Images 1 ",
         "Tool definitions 1 ",
         "Tool results 1 13 B",
+        "Answer schema 0 –",
+        "Continuations 0 –",
         "Tools: find_note",
         "left",
     ):

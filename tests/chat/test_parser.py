@@ -143,6 +143,28 @@ def test_a_completed_output_that_breaks_the_format(output: str) -> None:
         assert "unknown" not in caught.value.reason or "unknown escape" in caught.value.reason
 
 
+@pytest.mark.parametrize(
+    ("output", "certain"),
+    [
+        ('{"response": "x"} and more', '{"response": "x"} a'),
+        ('{"response": "\\x"}', '{"response": "\\x'),
+        ('{"tool_calls": [{"name": "unknown", "arguments": {}}]}', '{"tool_calls": [{"name": "unknown"'),
+        (
+            '{"tool_calls": [{"name": "get_weather", "arguments": []',
+            '{"tool_calls": [{"name": "get_weather", "arguments": [',
+        ),
+        ('{"response": "x"', None),
+    ],
+)
+def test_what_breaks_the_format_is_known_as_soon_as_it_is_certain(output: str, certain: str | None) -> None:
+    parser = Parser(CALLS)
+    for at, char in enumerate(output):
+        parser.feed(char)
+        assert parser.broken == (certain is not None and output[: at + 1].startswith(certain)), output[: at + 1]
+    with pytest.raises(MalformedOutput):
+        parser.finish("stop")
+
+
 def test_truncation_keeps_text_and_ends_no_call() -> None:
     assert read(CALLS, ['{"response": "half'], "length").blocks == [Block("text", "half", ended=True)]
     blocks = read(CALLS, ['{"tool_calls": [{"name": "save_note", "arguments": {"te'], "length").blocks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from server.config import ServerConfig
 from server.http import owner
 from server.http.owner import Owner
-from tests.http.conftest import Site, events, site_of
+from tests.http.conftest import Site, events, names, site_of
 
 ASK = {"consent": "ask"}
 
@@ -85,6 +86,37 @@ def test_the_readme_lists_every_call() -> None:
         for path in re.findall(r'"(/owner/[^"]+)"', source):
             *_, last = [each for each in path.split("/") if not each.startswith("{")]
             assert re.search(rf"`[^`]*\b{last}\b[^`]*`", page), path
+
+
+async def test_a_consent_tells_of_answer_schema_and_continuations(site: Site) -> None:
+    """Neither stands in a message: the one describes the answer, the others bring back what the model thought."""
+    schema = {"type": "object", "properties": {"secret plan": {"type": "string"}}}
+    body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]}
+
+    async def complete(headers: dict[str, str]) -> Any:
+        return await site.client.post("/llm/complete", json=body, headers=names(headers))
+
+    first = asyncio.create_task(complete({}))
+    run = await site.world.engine.run()
+    run.say("Hi")
+    run.done(tokens=[7, 8, 9])
+    said = (await first).json()["message"]
+    assert said["continuation"]["payload"]
+    body["messages"] += [said, {"role": "user", "content": [{"type": "text", "text": "Go on"}]}]
+    body |= {"responseFormat": {"type": "json_schema", "schema": schema}, "constraints": {"structured_output": True}}
+    second = asyncio.create_task(complete(asking(site, **ASK)))
+    waiting = await pending(site)
+    assert waiting["disclosure"]["answer_schema"] == {
+        "count": 1,
+        "bytes": len(json.dumps(schema, separators=(",", ":"))),
+    }
+    assert waiting["disclosure"]["continuations"] == {"count": 1, "bytes": 12}
+    content = (await site.owner.get(f"/owner/consents/{waiting['id']}")).json()
+    assert content["schema"] == schema and content["continued"] == [{"message": 1, "tokens": 3}]
+    assert "secret plan" not in (await site.owner.get("/owner/state")).text
+    await site.owner.post(f"/owner/consents/{waiting['id']}", json={"decision": "deny"})
+    assert (await second).json()["error"]["code"] == "user-cancelled"
+    assert len(site.world.engine.runs) == 1
 
 
 @pytest.mark.parametrize("decision", ["allow", "deny"])

@@ -19,6 +19,8 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from server.chat import Parser, ParserSpec
+from server.chat.events import BlockDelta, BlockEnd, BlockEvent, BlockStart, Refusal
 from server.config import ConnectionConfig, ServerConfig, Source
 from server.engine import Engine
 from server.runtime import LiveGeneration
@@ -158,7 +160,8 @@ async def test_a_call_and_its_result_go_back_in(house: House) -> None:
             if each["type"] == "toolCall"
         ),
     ]
-    _, second = await house.generate("t2", "", messages=messages, tools=[TOOL], toolChoice="none")
+    # Without tools: SmolLM2 calls again where they are in its prompt, which "none" makes a failure.
+    _, second = await house.generate("t2", "", messages=messages)
     assert second["result"]["finish"] in ("stop", "length"), second
     messages[2]["toolName"] = "other"
     _, third = await house.generate("t3", "", messages=messages)
@@ -251,6 +254,50 @@ async def test_deadlines_are_kept_while_the_engine_prefills(house: House, monkey
     print(f"{len(late)} deadlines: median {median * 1000:.1f} ms late, p99 {p99 * 1000:.1f} ms")
     # The machine's own lateness counts too where it is quiet.
     assert not many or p99 < 0.05, (median, p99)
+
+
+@pytest.mark.parametrize("certain", ["a call that is not allowed", "arguments that are no object", "a refusal"])
+async def test_an_outcome_that_is_certain_frees_the_engine(
+    house: House, monkeypatch: pytest.MonkeyPatch, certain: str
+) -> None:
+    """The model has much to say; what is made of its first words settles its generation. By what the engine decodes."""
+    story = "Tell me a long story about a ship."
+    _, whole = await house.generate("whole", story, maxTokens=300)
+    written = whole["result"]["usage"]["outputTokens"]
+    assert written > 100
+    make_parser = house.runtime._make_parser
+
+    class Misheard:
+        """The real parser, which is told that the model has written something else; or for a refusal, itself."""
+
+        def __init__(self, spec: ParserSpec) -> None:
+            self._parser: Parser = make_parser(spec)
+
+        @property
+        def broken(self) -> bool:
+            return self._parser.broken
+
+        def feed(self, text: str) -> list[BlockEvent]:
+            if certain == "a refusal":
+                return [Refusal()]
+            if certain == "arguments that are no object":
+                return [BlockStart(0, "toolCall", "book_table"), BlockDelta(0, "[]"), BlockEnd(0)]
+            return self._parser.feed('{"tool_calls": [{"name": "book_table", "arguments": {')
+
+    monkeypatch.setattr(house.runtime, "_make_parser", Misheard)
+    before = house.engine.counts.output_tokens
+    _, result = await house.generate("misheard", story, maxTokens=300, tools=[TOOL], toolChoice="none")
+    if certain == "a refusal":
+        assert result["result"]["finish"] == "refusal"
+    else:
+        assert result["error"]["code"] == "provider-error"
+    # The engine has let go of it when the caller hears; the worker has when it has done something else after it.
+    assert house.engine.stats().active == house.engine.stats().queued == 0
+    monkeypatch.undo()
+    _, result = await house.generate("after", "Hi", maxTokens=1)
+    assert result["result"]["usage"]["outputTokens"] == 1
+    assert house.engine.stats().worker_active == house.engine.stats().worker_queued == 0
+    assert house.engine.counts.output_tokens - before < written / 2
 
 
 async def test_eight_stream_together(house: House) -> None:

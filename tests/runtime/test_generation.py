@@ -25,7 +25,7 @@ from server.wire.records import (
     Usage,
     WireError,
 )
-from tests.runtime.doubles import World, caller, request, tool
+from tests.runtime.doubles import PlainParser, World, caller, request, tool
 
 CALL = [BlockStart(0, "toolCall", name="weather"), BlockDelta(0, '{"city":'), BlockDelta(0, '"Oslo"}'), BlockEnd(0)]
 
@@ -254,6 +254,62 @@ async def test_output_against_the_rules_is_a_provider_error(world: World, case: 
     failure = await error(live)
     assert failure.code == "provider-error"
     assert "canary" not in failure.message
+
+
+EARLY = {
+    "an open end": (["x"], {"x": BROKEN["start twice"]}),
+    "arguments no object": (["x"], {"x": BROKEN["arguments no object"]}),
+    "arguments no JSON": (["x"], {"x": BROKEN["arguments no JSON"]}),
+    "a refusal": (["fine", "no"], {"no": [Refusal()]}),
+    "the parser's word": (["fine", "broken"], {}),
+}
+
+
+@pytest.mark.parametrize("case", EARLY)
+async def test_an_outcome_that_is_certain_stops_the_engine_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    """The engine would go on; nobody tells it that the output is complete."""
+    said, script = EARLY[case]
+    world.chat.script |= script  # type: ignore[arg-type]
+    feed = PlainParser.feed
+
+    def fed(parser: PlainParser, text: str) -> Any:
+        parser.broken = text == "broken"
+        return feed(parser, text)
+
+    monkeypatch.setattr(PlainParser, "feed", fed)
+    live = await begin(world, tools=(tool(),))
+    run = await world.engine.run()
+    run.say(*said)
+    result = await live.result()
+    if case == "a refusal":
+        assert isinstance(result, Generation) and result.finish == "refusal"
+    else:
+        assert isinstance(result, WireError) and result.code == "provider-error"
+    await run.closed.wait()
+
+
+async def test_a_call_too_many_ends_the_turn_and_says_how_many_there_may_be(world: World) -> None:
+    for number in range(9):
+        world.chat.script[str(number)] = [
+            BlockStart(number, "toolCall", name="weather"),
+            BlockDelta(number, "{}"),
+            BlockEnd(number),
+        ]
+    live = await begin(world, tools=(tool(),))
+    run = await world.engine.run()
+    run.say(*map(str, range(8)))
+    run.done()
+    result = await outcome(live)
+    assert result.finish == "toolUse" and len(result.content) == 8
+    live = await begin(world, tools=(tool(),))
+    run = await world.engine.run(1)
+    run.say(*map(str, range(9)))
+    failure = await error(live)
+    assert (failure.code, failure.extra) == ("provider-error", {"reason": "calls"})
+    assert "more than 8 calls in one turn" in failure.message
+    await run.closed.wait()
 
 
 @pytest.mark.parametrize("choice", ["required", NamedTool("weather")])
