@@ -82,8 +82,9 @@ class Prepared:
     """A conversation ready for the engine.
 
     `tokens` is the whole prompt's text, and `pictures` its images, each with the offset in `tokens` before which it
-    stands (`engine.messages.Job`). `checked_tools` are those whose grammar leaves something to check on the completed
-    arguments (`HelperPool.validate`); `checked_answer` says so of the answer's schema (`HelperPool.validate_answer`).
+    stands (`engine.messages.Job`); `places` are the fields that those come from. `checked_tools` are those whose
+    grammar leaves something to check on the completed arguments (`HelperPool.validate`); `checked_answer` says so of
+    the answer's schema (`HelperPool.validate_answer`).
     """
 
     tokens: array[int]
@@ -94,6 +95,7 @@ class Prepared:
     checked_answer: bool = False
     stop: Stop | None = None
     pictures: tuple[tuple[int, Picture], ...] = ()
+    places: tuple[str, ...] = ()
     replayed: frozenset[int] = frozenset()
     """Which of the conversation's `turns` stand in the prompt as their tokens."""
 

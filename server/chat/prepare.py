@@ -115,7 +115,8 @@ class Model:
         except TemplateError as error:
             raise WireError("unsupported", str(error)) from None
         check_continuation(settings, conversation.messages, replayed)
-        tokens, pictures = self._placed(runs, places, settings.images)
+        tokens, order, offsets = self._placed(runs, places)
+        pictures = _decode([(place.at, place.part) for place in places], settings.images) if places else []
         choice = conversation.tool_choice
         syntaxes = tuple(dict.fromkeys(calls.syntax for calls in self.format.calls))
         callable_tools = {
@@ -131,7 +132,8 @@ class Model:
         unseen = self.format.framed or (choice == "auto" and any(calls.bare for calls in self.format.calls))
         return Prepared(
             tokens=tokens,
-            pictures=pictures,
+            pictures=tuple((offset, pictures[number]) for offset, number in zip(offsets, order, strict=True)),
+            places=tuple(places[number].at for number in order),
             constraint=constraint(
                 self.format,
                 tools=callable_tools,
@@ -175,10 +177,8 @@ class Model:
             lead,
         )
 
-    def _placed(
-        self, runs: Sequence[Run], places: Sequence[Place], limits: ImageLimits
-    ) -> tuple[array[int], tuple[tuple[int, Picture], ...]]:
-        """The prompt's tokens and, where they stand in it, its pictures.
+    def _placed(self, runs: Sequence[Run], places: Sequence[Place]) -> tuple[array[int], Sequence[int], Sequence[int]]:
+        """The prompt's tokens, the numbers of its images in the order in which they stand there, and where.
 
         Texts between images are tokenized apart, as llama.cpp does (`mtmd_tokenize`).
         """
@@ -198,10 +198,7 @@ class Model:
         check_written(order, places)
         if offsets and offsets[-1] == len(tokens):
             raise places[order[-1]].refused("this model's chat template ends the prompt with the image")
-        if not places:
-            return tokens, ()
-        pictures = _decode([(place.at, place.part) for place in places], limits)
-        return tokens, tuple((offset, pictures[number]) for offset, number in zip(offsets, order, strict=True))
+        return tokens, order, offsets
 
     def _runs(self, conversation: Conversation, settings: ChatSettings) -> tuple[list[Run], frozenset[int]]:
         """The prompt, and which of the conversation's turns stand in it as tokens. Raises `TemplateError`."""

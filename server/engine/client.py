@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import contextlib
+import itertools
 import logging
 import os
 import signal
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -35,6 +36,8 @@ from server.engine.messages import (
 from server.engine.pixels import pieces, without
 from server.engine.protocol import (
     Cancel,
+    Check,
+    Checked,
     Crashed,
     Decoder,
     Load,
@@ -208,6 +211,9 @@ class Engine:
         self._supervisor: asyncio.Task[None] | None = None
         self._live: dict[int, Generation] = {}
         self._waiting: list[Job] = []
+        self._checks: dict[Check, asyncio.Future[Failed | None]] = {}
+        """Not answered yet."""
+        self._numbers = itertools.count(1)
         self._outbox: deque[Job] = deque()
         """Jobs whose pixels are to be sent before them."""
         self._sending: asyncio.Task[None] | None = None
@@ -271,16 +277,16 @@ class Engine:
 
     def _refusal(self, job: Job) -> Failed | None:
         if self._closing:
-            return Failed("provider-error", "the engine is closed")
+            return Failed("provider-error", "the engine is closed", {"reason": "worker"})
         if len(self._live) >= self.info.slots + self._spec.queue:
-            return Failed("quota-exceeded", "too many generations wait for this model")
+            return Failed("quota-exceeded", "too many generations wait for this model", {"reason": "queue"})
         if len(job.tokens) >= self.info.context_length:
             return Failed("quota-exceeded", "the prompt does not fit the context", {"reason": "context"})
         if not job.tokens or min(job.tokens) < 0 or max(job.tokens) >= self.info.vocabulary:
             return Failed("provider-error", "the prompt is not made of this model's tokens")
         if job.pictures:
             if not self.info.vision:
-                return Failed("provider-error", "the model takes no images")
+                return _blind()
             offsets = [offset for offset, _ in job.pictures]
             if offsets != sorted(offsets) or not 0 <= offsets[0] <= offsets[-1] < len(job.tokens):
                 return Failed("provider-error", "an image stands outside of the prompt's text")
@@ -289,6 +295,27 @@ class Engine:
         if job.max_tokens is not None and job.max_tokens < 1:
             return Failed("provider-error", "no token may be generated")
         return None
+
+    async def check(self, tokens: int, sizes: Iterable[tuple[int, int]]) -> Failed | None:
+        """Why a prompt of so many tokens of text, and of images of these sizes (width and height in pixels), would be
+        refused, however few others wait; None where it would not.
+
+        How many tokens an image takes the loaded projector alone can say: each kind lays images out in its own way,
+        and scales them down to what there is memory for. Of the prompt it learns no more than these numbers.
+        """
+        if self._closing:
+            return Failed("provider-error", "the engine is closed", {"reason": "worker"})
+        if not self.info.vision:
+            return _blind()
+        check = Check(next(self._numbers), tokens, tuple(sizes))
+        answer: asyncio.Future[Failed | None] = asyncio.get_running_loop().create_future()
+        self._checks[check] = answer
+        try:
+            if self._ready:
+                self._send(check)
+            return await answer
+        finally:
+            self._checks.pop(check, None)
 
     def cancel(self, job_id: int) -> None:
         """Settle a job as cancelled now; the worker drops it within a step."""
@@ -374,6 +401,10 @@ class Engine:
         elif isinstance(frame, Pong):
             self._heard = True
             self._watchdog.answered(frame.steps, frame.cpu, time.monotonic())
+        elif isinstance(frame, Checked):
+            for check, answer in self._checks.items():
+                if check.id == frame.id and not answer.done():
+                    answer.set_result(frame.refusal)
         elif isinstance(frame, Short):
             self._short = frame.plan
         elif isinstance(frame, Crashed):
@@ -408,6 +439,8 @@ class Engine:
         for note in self.info.notes:
             _log.warning("for want of memory: %s", note)
         self._ready = True
+        for check in self._checks:
+            self._send(check)
         waiting, self._waiting = self._waiting, []
         for job in waiting:
             self._submit(job)
@@ -496,7 +529,7 @@ class Engine:
         watchdog = self._watchdog = Watchdog()
         period = self._spec.patience / CHECKS or None
         while not (await asyncio.wait((connection.closed,), timeout=period))[0]:
-            if not self._live:
+            if not (self._live or self._checks):
                 watchdog.rest()
             elif watchdog.check():
                 _log.error("the worker has made no progress for too long: it is killed")
@@ -511,8 +544,12 @@ class Engine:
         self._ready = False
         self._load = (0, 0)
         self._waiting.clear()
+        lost = Failed("provider-error", reason, {"reason": "worker"})
         for generation in list(self._live.values()):
-            self._end(generation, Failed("provider-error", reason), told=True)
+            self._end(generation, lost, told=True)
+        for answer in self._checks.values():
+            if not answer.done():
+                answer.set_result(lost)
 
     async def close(self) -> None:
         """End every generation and the worker. Idempotent."""
@@ -526,6 +563,10 @@ class Engine:
         await self._stop_worker()
         if self._sending is not None:
             await asyncio.wait((self._sending,))
+
+
+def _blind() -> Failed:
+    return Failed("unsupported", "the model takes no images", {"reason": "vision"})
 
 
 def _popen(fd: int, worker: Sequence[str] = WORKER) -> subprocess.Popen[bytes]:

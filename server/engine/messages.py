@@ -137,9 +137,16 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The generation ended without a result. `reason` is safe to show: it holds no prompt and no output."""
+    """The generation ended without a result. `reason` is safe to show: it holds no prompt and no output.
 
-    code: Literal["provider-error", "quota-exceeded", "cancelled", "timeout"]
+    `extra` tells the kinds of a code apart. `"reason"` of quota-exceeded: "queue" (too many wait) or "context" (the
+    prompt does not fit it). Of unsupported: "vision" (the model takes no images) or "image" (it does not take the one
+    whose index among the job's pictures `"image"` is). Of provider-error: "constraint" (it cannot be followed),
+    "decode" or "encode" (a step, an image failed), "memory" (the KV cache is full), "worker" (it died or was closed);
+    without any it is a fault of whoever made the job.
+    """
+
+    code: Literal["provider-error", "quota-exceeded", "unsupported", "cancelled", "timeout"]
     reason: str
     extra: dict[str, str] = field(default_factory=dict)
 

@@ -4,9 +4,10 @@ Every frame is four bytes of length (little endian) and one of the tuples below:
 quicker, where it is a step that settles no job, as nearly every frame is; pixels are neither. The first byte tells them
 apart. Both ends are this program and the socket has no name, so nothing foreign is ever read.
 
-To the worker: one `Load`, then `Pixels`, `Submit`, `Cancel` and `Ping`. Closing the socket tells it to exit.
-From the worker: perhaps `Short`, then `Ready` or `Refused`, then one `Step` for each step that has something to say and
-a `Pong` for each `Ping`, at last perhaps `Crashed`. A closed socket means that the worker is gone.
+To the worker: one `Load`, then `Pixels`, `Submit`, `Cancel`, `Check` and `Ping`. Closing the socket tells it to exit.
+From the worker: perhaps `Short`, then `Ready` or `Refused`, then one `Step` for each step that has something to say,
+a `Checked` for each `Check` and a `Pong` for each `Ping`, at last perhaps `Crashed`. A closed socket means that the
+worker is gone.
 """
 
 from __future__ import annotations
@@ -44,6 +45,21 @@ class Submit(NamedTuple):
 
 class Cancel(NamedTuple):
     job_id: int
+
+
+class Check(NamedTuple):
+    """Say whether a prompt of so many tokens of text could be taken with images of these sizes: (width, height)."""
+
+    id: int
+    tokens: int
+    sizes: tuple[tuple[int, int], ...]
+
+
+class Checked(NamedTuple):
+    """Why the prompt of that `Check` cannot be taken, None where it can."""
+
+    id: int
+    refusal: Failed | None
 
 
 class Ping(NamedTuple):

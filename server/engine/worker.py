@@ -40,10 +40,12 @@ from server.engine.mtp import Mtp
 from server.engine.params import PENALTY_WINDOW
 from server.engine.pixels import Arriving
 from server.engine.plan import Plan, crowded, plans
-from server.engine.projector import Projector, ProjectorError
+from server.engine.projector import Patch, Projector, ProjectorError
 from server.engine.prompt import Image, Layouts
 from server.engine.protocol import (
     Cancel,
+    Check,
+    Checked,
     Crashed,
     Decoder,
     Load,
@@ -114,16 +116,28 @@ class Sight:
 
     def lay_out(self, job: Job, length: int) -> Job | Failed:
         """The job with its pictures as tokens, or why it cannot be done with so many tokens a sequence."""
-        try:
-            tokens, images = self._layouts.lay_out(job)
-        except ProjectorError as error:
-            return Failed("provider-error", str(error))
-        if len(tokens) >= length:
-            return Failed("quota-exceeded", "the prompt does not fit the context", {"reason": "context"})
-        if not self.projector.causal and any(image.patch.tokens > self.batch for image in images):
-            return Failed("quota-exceeded", "an image takes more tokens than fit one step", {"reason": "image"})
-        self.images[job.id] = images
+        sizes = [(picture.width, picture.height) for _, picture in job.pictures]
+        if (refusal := self.refusal(len(job.tokens), sizes, length)) is not None:
+            return refusal
+        tokens, self.images[job.id] = self._layouts.lay_out(job)
         return replace(job, tokens=tokens, pictures=())
+
+    def refusal(self, tokens: int, sizes: Iterable[tuple[int, int]], length: int) -> Failed | None:
+        """Why so many tokens of text and images of these sizes are no prompt for a sequence of `length` tokens."""
+        for index, size in enumerate(sizes):
+            told = {"reason": "image", "image": str(index)}
+            try:
+                parts = self.projector.layout(*size)
+            except ProjectorError as error:
+                return Failed("unsupported", str(error), told)
+            for part in parts:
+                count = part.tokens if isinstance(part, Patch) else len(part)
+                if isinstance(part, Patch) and not self.projector.causal and count > self.batch:
+                    return Failed("unsupported", "an image takes more tokens than fit one step", told)
+                tokens += count
+        if tokens >= length:
+            return Failed("quota-exceeded", "the prompt does not fit the context", {"reason": "context"})
+        return None
 
 
 class Worker:
@@ -135,7 +149,7 @@ class Worker:
         self._connection = connection
         self._sending = threading.Lock()
         self._steps = 0
-        self.inbox: queue.SimpleQueue[Submit | Cancel | Encoded] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[Submit | Cancel | Check | Encoded] = queue.SimpleQueue()
         plan = plan or best(spec)
         slots = plan.slots
         self._memory = ExitStack()
@@ -282,11 +296,11 @@ class Worker:
                     self.put(frame)
         os._exit(0)
 
-    def _send(self, frame: Step | Pong) -> None:
+    def _send(self, frame: Step | Pong | Checked) -> None:
         with self._sending:  # both threads do
             self._connection.sendall(encode(frame))
 
-    def put(self, frame: Submit | Cancel) -> None:
+    def put(self, frame: Submit | Cancel | Check) -> None:
         """Hand a frame to the main thread; stop the step under way where a cancel has made most of it idle."""
         # Put first, then look: the main thread announces a step first, then looks into the inbox.
         self.inbox.put(frame)
@@ -321,6 +335,9 @@ class Worker:
                 self._submit(frame.job)
             elif isinstance(frame, Encoded):
                 self._show(frame)
+            elif isinstance(frame, Check):
+                assert self._sight is not None
+                self._send(Checked(frame.id, self._sight.refusal(frame.tokens, frame.sizes, self._length)))
             elif (sequence := scheduler.drop(frame.job_id)) is not None:
                 self._release(sequence)
             elif self._sight is not None:
@@ -353,7 +370,7 @@ class Worker:
         try:
             guard = Guard(job.constraint, self._model, self._vocab, self._asked) if job.constraint else None
         except ConstraintError as error:
-            self._fail(sequence, "provider-error", str(error))
+            self._fail(sequence, "constraint", str(error))
             return
         self._samplers[job.id] = (sampler, guard)
         if job.stop is not None:
@@ -486,7 +503,7 @@ class Worker:
             for sequence in sequences:
                 self._context.remove(sequence.slot.id)
                 sequence.seek(0)
-                self._fail(sequence, "provider-error", "llama.cpp could not decode the batch")
+                self._fail(sequence, "decode", "llama.cpp could not decode the batch")
 
     def _rewind(self, sequence: Sequence) -> None:
         """Memory as far as the sequence has come; an image that is only in part there is taken out."""
@@ -519,7 +536,7 @@ class Worker:
         self._share_cores()
         for sequence in [each for each in self._scheduler.running if each.job.id in jobs]:
             if encoded.embeddings is None:
-                self._fail(sequence, "provider-error", "an image cannot be encoded")
+                self._fail(sequence, "encode", "an image cannot be encoded")
                 continue
             for image in sequence.images:
                 if image.picture.digest == encoded.key.digest and image.start >= sequence.past:
@@ -681,10 +698,10 @@ class Worker:
                     piece = piece[:kept]
                     tokens = self._vocab.spell(piece)
         except NothingAllowed:
-            self._fail(sequence, "provider-error", "the constraint leaves no token")
+            self._fail(sequence, "constraint", "the constraint leaves no token")
             return
         except ConstraintError as error:
-            self._fail(sequence, "provider-error", str(error))
+            self._fail(sequence, "constraint", str(error))
             return
         if scores is not None:
             self._logprobs.append((job.id, *scores.of(token, piece, self._pieces)))
@@ -735,7 +752,7 @@ class Worker:
             for sequence in waiting:
                 self._context.remove(sequence.slot.id)
                 sequence.seek(0)
-                self._fail(sequence, "provider-error", "the KV cache is full")
+                self._fail(sequence, "memory", "the KV cache is full")
 
     def _finish(self, sequence: Sequence, finish: Literal["stop", "length"]) -> None:
         prompt, stopped = len(sequence.job.tokens), False
@@ -760,8 +777,8 @@ class Worker:
             ),
         )
 
-    def _fail(self, sequence: Sequence, code: Literal["provider-error"], reason: str) -> None:
-        self._settle(sequence, Failed(code, reason))
+    def _fail(self, sequence: Sequence, kind: Literal["constraint", "decode", "encode", "memory"], reason: str) -> None:
+        self._settle(sequence, Failed("provider-error", reason, {"reason": kind}))
 
     def _settle(self, sequence: Sequence, end: Done | Failed) -> None:
         self._release(sequence)

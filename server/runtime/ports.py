@@ -10,7 +10,7 @@ from server.chat import Capabilities, ChatSettings, Conversation, ParserSpec, Pr
 from server.chat.events import BlockEvent
 from server.config import Source
 from server.engine.counts import Counts
-from server.engine.messages import EngineStats, Event, Job, ModelInfo, ModelSpec
+from server.engine.messages import EngineStats, Event, Failed, Job, ModelInfo, ModelSpec
 from server.wire.records import Tool
 
 
@@ -67,6 +67,10 @@ class ModelEngine(Protocol):
     def stats(self) -> EngineStats: ...
 
     def generate(self, job: Job) -> Events: ...
+
+    async def check(self, tokens: int, sizes: Iterable[tuple[int, int]]) -> Failed | None:
+        """Why a prompt of so many tokens of text and images of these sizes (width, height) would be refused."""
+        ...
 
     def cancel(self, job_id: int) -> None:
         """Ends a job at once. One that is over or unknown is left alone."""

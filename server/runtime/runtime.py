@@ -460,6 +460,8 @@ class Runtime:
         _check_fits(prepared, connection.context_length)
         # Preparing takes time: nobody is asked about a selection that has ended.
         self.handles.resolve(live.endpoint, handle)
+        if prepared.pictures and live.caller.consent == "ask":
+            await self._check_images_fit(live, handle, connection, prepared)
         await self._authorize(live, connection, {index: len(turns[index]) for index in prepared.replayed})
         live.stage = "loading"
         async with connection.in_use() as engine:
@@ -471,6 +473,23 @@ class Runtime:
         if live.options.continuations is not None and generation.finish in ("stop", "toolUse"):
             live.continuation = self._continuations.seal(key, generation.content, live.tokens)
         return generation
+
+    async def _check_images_fit(
+        self, live: LiveGeneration, handle: str, connection: Connection, prepared: Prepared
+    ) -> None:
+        """Raises, before the owner is asked, what the engine would refuse the images for.
+
+        Only the loaded model knows how many tokens they take (`Engine.check`), so it is loaded for this: that
+        discloses nothing, and all that it is told of the prompt are sizes. Where nobody is asked, submitting tells.
+        """
+        live.stage = "loading"
+        async with connection.in_use() as engine:
+            if self.handles.resolve(live.endpoint, handle) is not connection:
+                raise _selection_changed()
+            sizes = [(picture.width, picture.height) for _, picture in prepared.pictures]
+            refusal = await engine.check(len(prepared.tokens), sizes)
+        if refusal is not None:
+            raise _engine_failure(refusal, prepared)
 
     def _job(self, live: LiveGeneration, connection: Connection, prepared: Prepared, deadline: float) -> Job:
         request = live.request
@@ -578,7 +597,7 @@ class Runtime:
                             return self._partial(live, "length", usage)
                         return await self._complete(live, prepared, usage)
                     else:
-                        raise _engine_failure(event)
+                        raise _engine_failure(event, prepared)
         except MalformedOutput:
             raise _malformed() from None
         raise WireError("provider-error", "the engine ended without a result")
@@ -635,7 +654,7 @@ def _check_supported(request: GenerationRequest, options: Options, capabilities:
     if (request.format == "json" or options.schema is not None) and not capabilities.json:
         raise WireError("unsupported", "this connection does not support format json")
     if not capabilities.images and any(isinstance(part, ImagePart) for m in request.messages for part in m.content):
-        raise WireError("unsupported", "this connection does not accept images")
+        raise _blind()
     if request.tools:
         if not capabilities.tools:
             raise WireError("unsupported", "this connection does not support tools")
@@ -679,17 +698,37 @@ def _lowest(*limits: int | None) -> int | None:
     return min(filter(None, limits), default=None)
 
 
-def _engine_failure(failed: Failed) -> WireError:
+_FAILURES = {
+    "constraint": "the engine failed to hold the model to the form of this output",
+    "decode": "the engine failed to compute a step of this generation",
+    "encode": "the engine failed to encode an image",
+    "memory": "the engine failed for want of memory for this generation",
+    "worker": "the engine failed during this generation: the model's process ended",
+}
+"""What is said of each kind of a provider's error (`Failed`)."""
+
+
+def _engine_failure(failed: Failed, prepared: Prepared) -> WireError:
     """The engine's failure in our own words: nothing it says reaches a caller."""
-    if failed.code == "quota-exceeded":
-        if failed.extra.get("reason") == "context":
+    reason = failed.extra.get("reason", "")
+    match failed.code, reason:
+        case "quota-exceeded", "context":
             return _too_long()
-        return WireError("quota-exceeded", "too many generations wait for this model", reason="queue")
-    if failed.code == "timeout":
-        return _timeout()
-    if failed.code == "cancelled":
-        return WireError("cancelled", "the generation was cancelled")
-    return WireError("provider-error", "the engine failed during this generation", reason="engine")
+        case "quota-exceeded", "queue":
+            return WireError("quota-exceeded", "too many generations wait for this model", reason="queue")
+        case "unsupported", "vision":
+            return _blind()
+        case "unsupported", "image":
+            place = prepared.places[int(failed.extra["image"])]
+            return WireError("unsupported", f"{place}: this connection does not accept an image of this size or shape")
+        case "timeout", _:
+            return _timeout()
+        case "cancelled", _:
+            return WireError("cancelled", "the generation was cancelled")
+        case "provider-error", _:
+            said = _FAILURES.get(reason, "the engine failed during this generation")
+            return WireError("provider-error", said, reason="engine")
+    return WireError(failed.code, "the engine refused this generation")
 
 
 def _malformed() -> WireError:
@@ -702,6 +741,10 @@ def _revoked() -> WireError:
 
 def _shutdown() -> WireError:
     return WireError("provider-error", "the server is shutting down", reason="shutdown")
+
+
+def _blind() -> WireError:
+    return WireError("unsupported", "this connection does not accept images")
 
 
 def _too_long() -> WireError:

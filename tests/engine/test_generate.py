@@ -354,4 +354,6 @@ async def test_markers_inside_thinking_are_text(model: Model) -> None:
 async def test_a_grammar_that_refuses_its_own_marker_fails(model: Model) -> None:
     constraint = Constraint('root ::= "x"', markers=(" d",))
     outcome = await model.run(model.job(LETTERS, max_tokens=24, constraint=constraint))
-    assert outcome.failed == Failed("provider-error", "the grammar does not allow its own marker")
+    assert outcome.failed == Failed(
+        "provider-error", "the grammar does not allow its own marker", {"reason": "constraint"}
+    )

@@ -414,6 +414,40 @@ def test_too_long_with_its_images_is_refused_as_text_is(bench: Bench) -> None:
     assert not bench.encoded
 
 
+def test_an_image_that_no_step_takes_is_refused_by_its_number(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where an image has to be decoded whole."""
+    sight = bench.worker._sight
+    assert sight is not None
+    monkeypatch.setattr(sight, "batch", 3)
+    number = bench.submit(["x", A, "x"], max_tokens=2)
+    bench.run()
+    bench.await_ends([number])
+    end = bench.ends[number]
+    if sight.projector.causal:
+        assert isinstance(end, Done)
+    else:
+        assert isinstance(end, Failed) and end.code == "unsupported"
+        assert end.extra == {"reason": "image", "image": "0"} and not bench.encoded
+
+
+def test_an_image_of_a_shape_that_the_projector_does_not_take(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    sight = bench.worker._sight
+    assert sight is not None
+    layout = sight.projector.layout
+
+    def narrow(width: int, height: int) -> Any:
+        if width > 40:
+            raise ProjectorError("too wide")
+        return layout(width, height)
+
+    monkeypatch.setattr(sight.projector, "layout", narrow)
+    number = bench.submit(["x", A, "x", picture(2, 41), "x"])
+    bench.run()
+    bench.await_ends([number])
+    end = bench.ends[number]
+    assert isinstance(end, Failed) and end.code == "unsupported" and end.extra == {"reason": "image", "image": "1"}
+
+
 def test_an_image_that_cannot_be_encoded_fails_those_that_wait_for_it_alone(bench: Bench) -> None:
     encode = bench.encoder._projector.encode
 
@@ -427,7 +461,7 @@ def test_an_image_that_cannot_be_encoded_fails_those_that_wait_for_it_alone(benc
     bench.run()
     assert bench.answer(good)[1].output_tokens == bench.answer(text)[1].output_tokens == 12
     failed = bench.ends[bad]
-    assert isinstance(failed, Failed) and failed.code == "provider-error"
+    assert isinstance(failed, Failed) and failed.code == "provider-error" and failed.extra == {"reason": "encode"}
 
 
 @pytest.mark.slow

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import signal
 import time
 from array import array
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest_asyncio
 
 from server.engine import Done, Engine, Failed, Job, ModelSpec, Picture, Sampling, Text
 from server.engine.pixels import PIECE, Arriving, pieces, without
 from server.engine.protocol import Decoder, Pixels, Submit, encode
-from tests.fixtures.projectors import Seer, picture
+from tests.fixtures.projectors import TOKENS, Seer, picture
 
 SMALL = picture(1, 40, 30)
 LARGE = picture(2, 1200, 900)
@@ -128,3 +131,35 @@ async def test_a_worker_that_dies_meanwhile_takes_the_job_and_no_other(engine: E
     assert isinstance((await lost)[1], Failed)
     again, end = await answer(engine, job(SMALL))
     assert again == small and isinstance(end, Done)
+
+
+async def test_what_images_take_is_known_before_they_are_sent(engine: Engine) -> None:
+    """Of sixteen tokens each: as many as fit beside the text, and one more."""
+    length = engine.info.context_length
+    most = (length - 4) // TOKENS["mlp"]
+    sent: list[str] = []
+    send = engine._send
+
+    def noted(frame: object) -> None:
+        sent.append(type(frame).__name__)
+        send(frame)
+
+    engine._send = noted  # type: ignore[method-assign]
+    assert await engine.check(3, [(40, 30)] * most) is None
+    refused = await engine.check(3, [(40, 30)] * (most + 1))
+    assert refused is not None and (refused.code, refused.extra) == ("quota-exceeded", {"reason": "context"})
+    assert sent == ["Check", "Check"] and engine.stats().active == engine.stats().queued == 0
+    # What is said holds: so many are taken when they come.
+    _, end = await answer(engine, replace(job(*[SMALL] * most), max_tokens=1))
+    assert isinstance(end, Done) and end.prompt_tokens < length
+
+
+async def test_a_check_outlives_no_worker_and_waits_for_the_next(engine: Engine) -> None:
+    os.kill(engine.pid, signal.SIGSTOP)  # so that it does not answer
+    unanswered = asyncio.create_task(engine.check(1, [(40, 30)]))
+    await asyncio.sleep(0)
+    os.kill(engine.pid, signal.SIGKILL)
+    failed = await unanswered
+    assert failed is not None and (failed.code, failed.extra) == ("provider-error", {"reason": "worker"})
+    assert not engine.alive
+    assert await engine.check(1, [(40, 30)]) is None

@@ -231,6 +231,34 @@ async def test_consent_names_the_images(house: House) -> None:
     assert (await asked).json()["error"]["code"] == "user-cancelled"
 
 
+@pytest.mark.parametrize("kind", KINDS)
+async def test_images_too_long_are_refused_before_consent(house: House, kind: str) -> None:
+    """As long texts are, although what an image takes only the loaded model knows."""
+    few, more = [await house.ask(kind, user(text("x " * count), RED)) for count in (1, 101)]
+    each = (more["usage"]["inputTokens"] - few["usage"]["inputTokens"]) // 100
+    # With one image it fits.
+    words = text("x " * ((1000 - few["usage"]["inputTokens"]) // each))
+    connection = house.runtime.connection(kind)
+    connection.unload()
+    headers = {"authorization": f"Bearer {house.asking}"}
+
+    async def asks(type: str, **fields: Any) -> Any:
+        body = {"type": type, "id": "s", **fields}
+        return (await house.client.post("/nap/llm", json=body, headers=headers)).json()
+
+    model = (await asks("llm.select", requirements={"model": kind}))["model"]
+    request = {"handle": model["handle"], "messages": [user(*[RED, BLUE] * 2, words)]}
+    error = (await asks("llm.generate", request=request))["error"]
+    assert (error["code"], error["reason"]) == ("quota-exceeded", "context")
+    assert connection.loaded is not None and connection.loaded.counts.prompt_tokens == 0
+    request["messages"] = [user(RED, words)]
+    asked = asyncio.create_task(asks("llm.generate", request=request))
+    while not (waiting := house.runtime.decisions.waiting()):
+        await house.runtime.changes.since(house.runtime.changes.version)
+    house.runtime.decisions.settle_consent(waiting[0].id, False)
+    assert (await asked)["error"]["code"] == "user-cancelled"
+
+
 async def test_no_image_in_logs_or_errors(house: House, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG")
     broken = image(b"\xff\xd8\xff" + b"secret" * 40, JPEG)

@@ -82,6 +82,7 @@ class ChatDouble:
             parser=PlainParser(self.script),  # type: ignore[arg-type]
             checked_tools=self.checked,
             pictures=self.pictures,
+            places=tuple(f"place {number}" for number, _ in enumerate(self.pictures)),
             checked_answer=self.checked_answer,
             stop=Stop(conversation.stop) if conversation.stop else None,
             replayed=frozenset(conversation.turns),
@@ -130,6 +131,8 @@ class EngineDouble:
         self.alive = True
         self.pid = os.getpid()
         self.counts = Counts()
+        self.refusal: Failed | None = None
+        self.checks: list[tuple[int, list[tuple[int, int]]]] = []
         self._arrived = asyncio.Condition()
 
     def stats(self) -> EngineStats:
@@ -161,6 +164,10 @@ class EngineDouble:
         async with self._arrived:
             await self._arrived.wait_for(lambda: len(self.runs) > number)
         return self.runs[number]
+
+    async def check(self, tokens: int, sizes: Iterable[tuple[int, int]]) -> Failed | None:
+        self.checks.append((tokens, [*sizes]))
+        return self.refusal
 
     def cancel(self, job_id: int) -> None:
         for run in self.runs:

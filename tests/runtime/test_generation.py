@@ -398,7 +398,9 @@ async def test_engine_failures_never_show_what_the_engine_said(world: World) -> 
         [
             ("provider-error", {"reason": "canary"}, {"reason": "engine"}),
             ("quota-exceeded", {"reason": "context"}, {"reason": "context"}),
-            ("quota-exceeded", {}, {"reason": "queue"}),
+            ("quota-exceeded", {"reason": "queue"}, {"reason": "queue"}),
+            ("quota-exceeded", {"reason": "canary"}, {}),
+            ("unsupported", {"reason": "vision"}, {}),
             ("timeout", {}, {}),
         ]
     ):
@@ -407,6 +409,17 @@ async def test_engine_failures_never_show_what_the_engine_said(world: World) -> 
         failure = await error(live)
         assert (failure.code, failure.extra) == (code, expected)
         assert "canary" not in failure.message
+
+
+async def test_each_kind_of_the_engine_s_failures_has_words_of_its_own(world: World) -> None:
+    told = []
+    for number, reason in enumerate(("constraint", "decode", "encode", "memory", "worker", "")):
+        live = await begin(world)
+        (await world.engine.run(number)).fail("provider-error", "canary", reason=reason)
+        failure = await error(live)
+        assert (failure.code, failure.extra) == ("provider-error", {}) and "engine failed" in failure.message
+        told.append(failure.message)
+    assert len(set(told)) == len(told)
 
 
 async def test_a_model_that_does_not_load(world: World) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from server.chat import ImageLimits
 from server.config import ConnectionConfig, Limits, Restrictions, Source
-from server.engine.messages import Picture
+from server.engine.messages import Failed, Picture
 from server.runtime import LiveGeneration
 from server.wire.records import ImagePart, Message, Requirements, TextPart, WireError
 from tests.runtime.doubles import World, caller, request
@@ -100,6 +100,57 @@ async def test_images_take_room_in_the_context(tmp_path: Path) -> None:
     live = await begin(world, "x" * 8, messages=(replace(SEE, content=(TextPart("x" * 8), SEE.content[1])),))
     failure = await error(live)
     assert (failure.code, failure.extra) == ("quota-exceeded", {"reason": "context"})
+    await world.runtime.close()
+
+
+@pytest.mark.parametrize("consent", ["ask", "always"])
+@pytest.mark.parametrize(
+    ("refusal", "code", "words", "extra"),
+    [
+        (Failed("quota-exceeded", "canary", {"reason": "context"}), "quota-exceeded", "context", {"reason": "context"}),
+        (Failed("unsupported", "canary", {"reason": "image", "image": "1"}), "unsupported", "place 1: ", {}),
+    ],
+)
+async def test_images_that_the_engine_does_not_take_are_refused_by_name(
+    tmp_path: Path, consent: str, refusal: Failed, code: str, words: str, extra: dict[str, str]
+) -> None:
+    """Before the owner is asked, where he is; else when they are submitted."""
+    world = seeing(tmp_path)
+    world.engine.refusal = refusal
+    live = await begin(world, who=caller(consent), messages=(SEE,))
+    if consent == "always":
+        (await world.engine.run()).fail(refusal.code, refusal.reason, **refusal.extra)
+    failure = await error(live)
+    assert (failure.code, failure.extra) == (code, extra) and words in failure.message
+    assert "canary" not in failure.message
+    if consent == "ask":
+        assert world.engine.runs == [] and "consent" not in live.entered
+        # Of what is not yet authorized, the engine has learned these numbers alone.
+        assert world.engine.checks == [(len("see"), [(2, 1), (2, 1)])]
+    await world.runtime.close()
+
+
+async def test_images_that_fit_are_asked_about(tmp_path: Path) -> None:
+    world = seeing(tmp_path)
+    live = await begin(world, who=caller("ask"), messages=(SEE,))
+    while not world.runtime.decisions.waiting():
+        await world.runtime.changes.since(world.runtime.changes.version)
+    assert world.engine.checks and world.engine.runs == []
+    world.runtime.decisions.settle_consent(world.runtime.decisions.waiting()[0].id, True)
+    (await world.engine.run()).done()
+    assert (await outcome(live)).finish == "stop"
+    await world.runtime.close()
+
+
+async def test_a_selection_that_ends_while_the_model_is_loaded_to_count_images(tmp_path: Path) -> None:
+    world = seeing(tmp_path)
+    world.start_gate.clear()
+    live = await begin(world, who=caller("ask"), messages=(SEE,))
+    await world.starting.wait()
+    world.runtime.connections[0]._end_selections()
+    world.start_gate.set()
+    assert (await error(live)).code == "selection-expired"
+    assert world.engine.checks == [] and "consent" not in live.entered
     await world.runtime.close()
 
 

@@ -45,7 +45,8 @@ async def test_a_token_is_needed(api: Api) -> None:
     ("code", "extra", "status", "told"),
     [
         ("quota-exceeded", {"reason": "context"}, 400, "context_length_exceeded"),
-        ("quota-exceeded", {}, 429, "rate_limit_exceeded"),
+        ("quota-exceeded", {"reason": "queue"}, 429, "rate_limit_exceeded"),
+        ("unsupported", {"reason": "vision"}, 400, "unsupported"),
         ("timeout", {}, 504, "timeout"),
         ("provider-error", {}, 502, "provider_error"),
         ("cancelled", {}, 403, "cancelled"),
