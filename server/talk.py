@@ -136,11 +136,14 @@ class Talk:
         except WireError as error:
             problem = f"{error.code}: {error.message}"
         screen.end_of_answer()
+        generation = None if problem is not None else result.generations[-1]
+        if generation is None or generation.finish != "toolUse":
+            screen.discard()
         if problem is not None:
             history[:] = before
             screen.complain(problem)
             return INTERRUPTED if problem == "cancelled" else 1
-        generation = result.generations[-1]
+        assert generation is not None
         screen.calls(generation)
         screen.summary(generation, time.monotonic() - began)
         self.pending = result.pending_tool_calls
@@ -184,6 +187,8 @@ class Screen:
         self._err = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
         self._rich = self._out.is_terminal
         self._open = False
+        self._begun: list[str] = []
+        """Tools whose calls have begun to appear, and are still provisional."""
 
     def ask(self, prompt: str) -> str:
         return input(prompt)
@@ -203,6 +208,8 @@ class Screen:
         elif self._rich:
             style = "dim italic" if delta.block == "thinking" else "cyan"
             if delta.event == "start":
+                if delta.block == "toolCall":
+                    self._begun.append(delta.name or "")
                 self.end_of_answer()
                 self._write("thinking: " if delta.block == "thinking" else f"call {delta.name}: ", style)
             elif delta.event == "delta":
@@ -215,10 +222,17 @@ class Screen:
 
     def calls(self, generation: Generation) -> None:
         """Piped: the authoritative calls, one JSON object a line. A terminal has seen them stream."""
-        if not self._rich:
+        self._begun.clear()
+        if not self._rich and generation.finish == "toolUse":
             for part in generation.content:
                 if isinstance(part, ToolCallPart):
                     print(json.dumps({"name": part.name, "arguments": part.arguments}, ensure_ascii=False))
+
+    def discard(self) -> None:
+        """Says that the calls on the screen are none: their turn was cut short, refused or failed."""
+        for name in self._begun:
+            self._err.print(f"(the call of {_printable(name)} was discarded)", style="yellow")
+        self._begun.clear()
 
     def end_of_answer(self) -> None:
         if self._open:
@@ -236,10 +250,14 @@ class Screen:
     def _write(self, text: str, style: str) -> None:
         self._open = True
         if self._rich:
-            self._out.print(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", text), style=style, end="")
+            self._out.print(_printable(text), style=style, end="")
         else:
             sys.stdout.write(text)
         sys.stdout.flush()
+
+
+def _printable(text: str) -> str:
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def _read_tools(path: Path) -> tuple[Tool, ...]:

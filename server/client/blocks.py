@@ -9,7 +9,11 @@ from server.wire.records import Delta, Part, TextPart, ThinkingPart
 
 @dataclass(frozen=True, slots=True)
 class PartialCall:
-    """A call of a reply that was cut off, to be looked at and never run: `arguments` is the text as generated."""
+    """A call that has no authority: to be looked at and never run.
+
+    `arguments` are the fragments of the deltas joined. They are the JSON that the server has made of what the model
+    wrote in its own format, which need not be JSON; they may stop anywhere, and be empty where none has come.
+    """
 
     name: str
     arguments: str

@@ -53,5 +53,7 @@ class Stream(AsyncIterator[Delta | Generation]):
 
     @property
     def partial_tool_calls(self) -> tuple[PartialCall, ...]:
-        """Calls that have begun to arrive, with their arguments as generated: for looking at, never for running."""
-        return self._blocks.calls()
+        """Calls that have begun to arrive: for looking at, never for running. After a `toolUse` result there are none,
+        for then its content holds the calls themselves."""
+        ended = self._generation is not None and self._generation.finish == "toolUse"
+        return () if ended else self._blocks.calls()

@@ -62,7 +62,8 @@ class TurnResult:
     pending_tool_calls: tuple[ToolCallPart, ...] = ()
     """Calls that were not run and may be."""
     partial_tool_calls: tuple[PartialCall, ...] = ()
-    """Calls of a reply that was cut off: never to be run."""
+    """Calls that a truncated or refused reply had begun or even ended, as far as deltas told of them: discarded by the
+    server, never to be run. None of a cancelled reply."""
 
     @property
     def text(self) -> str:
@@ -139,6 +140,9 @@ class Turn:
             if reply.generation.finish in ("length", "refusal"):
                 return self._cut_off(reply.stream, content)
             calls = tuple(part for part in content if isinstance(part, ToolCallPart))
+            if reply.generation.finish != ("toolUse" if calls else "stop"):
+                # Nothing runs, and nothing counts as an answer, on any other word (NAP-LLM, "Generation").
+                raise TransportError("the server's reply breaks the wire: its finish does not go with its content")
             message = Message("assistant", tuple(_sendable(part) for part in content))
             if not calls:
                 self._keep(message)

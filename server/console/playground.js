@@ -186,8 +186,9 @@ async function turn(added) {
     const system = byId("request-system").value;
     const before = system ? [{ role: "system", content: [{ type: "text", text: system }] }] : [];
     const result = await generate({ ...request, messages: [...before, ...messages, ...added] }, answer, signal);
-    // Thinking is never sent back.
-    const content = result.content.filter((part) => part.type !== "thinking");
+    // Thinking is never sent back, and a call counts in a result of `toolUse` alone.
+    const kept = result.finish === "toolUse" ? ["text", "toolCall"] : ["text"];
+    const content = result.content.filter((part) => kept.includes(part.type));
     messages.push(...added);
     if (content.length) messages.push({ role: "assistant", content });
     answer.finish(result);
@@ -299,7 +300,10 @@ class Answer {
     if (this.first !== null) told.push(`first token after ${Math.round(this.first - this.began)} ms`);
     setText(this.meta, told.join(" · "));
     announce(`${this.heading.textContent} has answered. ${told[0]}.`);
-    if (finish !== "toolUse") return;
+    if (finish !== "toolUse") {
+      this.discardCalls();
+      return;
+    }
     content.forEach((part, index) => {
       if (part.type === "toolCall") setText(this.blocks.get(index), JSON.stringify(part.arguments, null, 2));
     });
@@ -318,9 +322,18 @@ class Answer {
     byId("chat-log").scrollTop = byId("chat-log").scrollHeight;
   }
 
+  /** Calls that were shown as they came are none where the turn was cut, refused or failed: nothing was called. */
+  discardCalls() {
+    for (const call of this.node.querySelectorAll(".call")) {
+      call.classList.add("discarded");
+      call.querySelector(".title").append(" was discarded");
+    }
+  }
+
   fail(words) {
     if (this.node === null) this.begin("Not sent");
     this.node.classList.add("failed");
+    this.discardCalls();
     setText(this.meta, words);
     this.meta.classList.add("problem");
     announce(words);

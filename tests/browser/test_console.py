@@ -12,10 +12,10 @@ import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from server.chat.events import BlockDelta, BlockEnd, BlockStart
+from server.chat.events import BlockDelta, BlockEnd, BlockStart, Refusal
 from server.engine import DeviceReport, EngineError, Gpu
 from server.http import console
-from server.wire.records import Message, NamedTool, TextPart, WireError
+from server.wire.records import Message, NamedTool, TextPart, ToolCallPart, WireError
 from tests.browser.conftest import RealSite, Served, Site, Wire, said
 from tests.browser.page import SECONDS, Page
 from tests.pictures import PNG, image
@@ -353,6 +353,43 @@ def test_the_playground_forces_a_call(compiling_site: Site, page: Page) -> None:
     page.shows("this page’s playground", "#tokens-list")
     page.open("about:blank")
     page.until(lambda: site.tokens.list() == ())
+
+
+@pytest.mark.parametrize("end", ["length", "error", "refusal", "Stop"])
+def test_calls_that_were_discarded_are_marked_so(compiling_site: Site, page: Page, end: str) -> None:
+    """What came of them stays to be looked at; there is nothing to answer, and the next request says nothing of it."""
+    site = compiling_site
+    scripted_call(site)
+    site.world.chat.script["[no]"] = [Refusal()]
+    opened(site, page, "Playground")
+    page.press("Add tool")
+    page.shows("the grammar says it all")
+    page.field("Message").send_keys("Light!", Keys.ENTER)
+    run = site.run()
+    site.soon(run.say, "[call]", "[room]")
+    page.until(lambda: page.text("#chat-log pre") == '{"room": "hall",')
+    if end == "Stop":
+        page.press("Stop")
+    elif end == "error":
+        site.soon(run.fail)
+    elif end == "refusal":
+        site.soon(run.say, "[no]")
+    else:
+        site.soon(run.done, end)
+    page.shows("Call set_light was discarded", "#chat-log .discarded")
+    assert page.driver.find_elements("css selector", ".results") == []
+    page.check_access()
+    page.field("Message").clear()
+    page.field("Message").send_keys("Again!", Keys.ENTER)
+    second = site.run(1)
+    assert not any(
+        isinstance(part, ToolCallPart)
+        for message in site.world.chat.conversations[-1].messages
+        for part in message.content
+    )
+    site.soon(second.say, "Bright.")
+    site.soon(second.done)
+    page.shows("Bright.", "#chat-log")
 
 
 def test_the_playground_stops_an_answer(site: Site, page: Page) -> None:

@@ -170,6 +170,45 @@ async def test_what_was_cut_short_is_said(capsys: pytest.CaptureFixture[str]) ->
     assert "cut short" in capsys.readouterr().err
 
 
+BEGUN: Script = [
+    Delta("g", 0, "start", "toolCall", 0, tool_call_id="c1", name="look"),
+    Delta("g", 1, "delta", "toolCall", 0, text='{"at": "h'),
+]
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        (Generation((), "length"), 0),
+        (Generation((), "refusal"), 0),
+        (WireError("provider-error", "died"), 1),
+        (INTERRUPT, INTERRUPTED),
+    ],
+)
+async def test_calls_on_the_screen_that_are_discarded_are_called_so(
+    end: Any, status: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal, where calls are shown as they come
+    talk = conversation(Scripted([*BEGUN, end], text("seen")), tools=(TOOL,))
+    assert await talk.turn("look") == status
+    out, err = capsys.readouterr()
+    assert "call look: " in out and "the call of look was discarded" in err
+    assert talk.pending == ()
+    await talk.turn("again")
+    assert "discarded" not in capsys.readouterr().err
+
+
+async def test_calls_that_count_are_not_called_discarded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    call = ToolCallPart("c1", "look", {"at": "hall"})
+    ending = Delta("g", 2, "delta", "toolCall", 0, text='all"}')
+    talk = conversation(Scripted([*BEGUN, ending, Generation((call,), "toolUse")]), tools=(TOOL,))
+    assert await talk.turn("look") == 0
+    assert "discarded" not in capsys.readouterr().err and talk.pending == (call,)
+
+
 async def test_what_was_cut_short_can_be_gone_on_from() -> None:
     cut = Generation((TextPart("on and"),), "length")
     client = Scripted([cut], text("on"))

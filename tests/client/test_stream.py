@@ -6,7 +6,7 @@ import pytest
 
 from server.client import PartialCall
 from server.wire.records import Delta, Generation, GenerationRequest, Message, TextPart, ThinkingPart, WireError
-from tests.client.scripted import Fragment, Reply, Server, cut, held, says
+from tests.client.scripted import Fragment, Reply, Server, call, calls, cut, held, says
 
 REQUEST = GenerationRequest("h1", (Message("user", (TextPart("Hi."),)),))
 
@@ -58,6 +58,16 @@ async def test_a_call_without_a_byte_of_arguments_is_not_made_up() -> None:
         stream = client.generate(REQUEST)
         assert (await stream.result()).finish == "length"
         assert stream.partial_tool_calls == (PartialCall("t", ""),)
+
+
+async def test_calls_of_a_result_are_partial_no_more() -> None:
+    wanted = call("t", a=1)
+    async with Server(calls(wanted)).client() as client:
+        stream = client.generate(REQUEST)
+        await anext(stream)
+        assert stream.partial_tool_calls == (PartialCall("t", ""),)
+        assert (await stream.result()).content == (wanted,)
+        assert stream.partial_tool_calls == ()
 
 
 async def test_an_error_of_the_wire_comes_through() -> None:

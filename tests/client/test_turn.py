@@ -414,6 +414,29 @@ async def test_calls_that_a_cut_reply_still_carries_are_withheld() -> None:
     assert result.messages[-1].content == (TextPart("So"),)
 
 
+@pytest.mark.parametrize("finish", ["stop", "toolUse", "tool_calls"])
+async def test_calls_run_on_the_word_tool_use_alone(finish: str) -> None:
+    """And a reply of another finish than its content has is neither an answer nor a call."""
+    ran: list[str] = []
+
+    def note(text: str) -> str:
+        ran.append(text)
+        return "noted"
+
+    content = (TextPart("So"),) if finish == "toolUse" else (TextPart("So"), call("note", text="x"))
+    conversation = talk(server := Server(Reply(Generation(content, finish))))  # type: ignore[arg-type]
+    with pytest.raises(TransportError, match="finish"):
+        await conversation.send("Note.", tools=[note])
+    assert ran == [] and untouched(conversation) and len(server.requests) == 1
+
+
+async def test_an_unknown_finish_is_no_answer() -> None:
+    conversation = talk(Server(Reply(Generation((TextPart("So"),), "done"))))  # type: ignore[arg-type]
+    with pytest.raises(TransportError, match="finish"):
+        await conversation.send("Rome?")
+    assert untouched(conversation)
+
+
 async def test_an_empty_cut_reply_and_a_refusal() -> None:
     for finish in ("length", "refusal"):
         conversation = talk(Server(Reply(Generation((), finish))))  # type: ignore[arg-type]
