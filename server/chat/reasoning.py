@@ -41,12 +41,13 @@ class Control:
     """The efforts that the template takes, the least first."""
 
     def options(self, settings: ChatSettings) -> Mapping[str, Any]:
-        """The template's variables for these settings. An effort is left out where thinking is off."""
+        """The template's variables for these settings. What an effort means where thinking is off is the template's
+        affair."""
         options: dict[str, Any] = {}
         if self.switch is not None and settings.thinking is not None:
             name, on, off = self.switch
             options[name] = on if settings.thinking else off
-        if settings.reasoning_effort in self.efforts and settings.thinking is not False:
+        if settings.reasoning_effort in self.efforts:
             options[self.effort] = control(settings.reasoning_effort)
         return options
 

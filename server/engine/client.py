@@ -40,6 +40,7 @@ from server.engine.protocol import (
     Checked,
     Crashed,
     Decoder,
+    Finish,
     Load,
     Ping,
     Pixels,
@@ -316,6 +317,12 @@ class Engine:
             return await answer
         finally:
             self._checks.pop(check, None)
+
+    def finish(self, job_id: int) -> None:
+        """Let a job that has output end with it: its `Done`, which tells what it took, comes within a step or two. One
+        that is over or unknown is left alone."""
+        if job_id in self._live and self._ready:
+            self._send(Finish(job_id))
 
     def cancel(self, job_id: int) -> None:
         """Settle a job as cancelled now; the worker drops it within a step."""

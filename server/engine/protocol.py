@@ -4,7 +4,8 @@ Every frame is four bytes of length (little endian) and one of the tuples below:
 quicker, where it is a step that settles no job, as nearly every frame is; pixels are neither. The first byte tells them
 apart. Both ends are this program and the socket has no name, so nothing foreign is ever read.
 
-To the worker: one `Load`, then `Pixels`, `Submit`, `Cancel`, `Check` and `Ping`. Closing the socket tells it to exit.
+To the worker: one `Load`, then `Pixels`, `Submit`, `Finish`, `Cancel`, `Check` and `Ping`. Closing the socket
+tells it to exit.
 From the worker: perhaps `Short`, then `Ready` or `Refused`, then one `Step` for each step that has something to say,
 a `Checked` for each `Check` and a `Pong` for each `Ping`, at last perhaps `Crashed`. A closed socket means that the
 worker is gone.
@@ -44,6 +45,12 @@ class Submit(NamedTuple):
 
 
 class Cancel(NamedTuple):
+    job_id: int
+
+
+class Finish(NamedTuple):
+    """End this job, if it runs, with the output that it has."""
+
     job_id: int
 
 

@@ -48,6 +48,7 @@ from server.engine.protocol import (
     Checked,
     Crashed,
     Decoder,
+    Finish,
     Load,
     Ping,
     Pixels,
@@ -149,7 +150,7 @@ class Worker:
         self._connection = connection
         self._sending = threading.Lock()
         self._steps = 0
-        self.inbox: queue.SimpleQueue[Submit | Cancel | Check | Encoded] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[Submit | Finish | Cancel | Check | Encoded] = queue.SimpleQueue()
         plan = plan or best(spec)
         slots = plan.slots
         self._memory = ExitStack()
@@ -300,7 +301,7 @@ class Worker:
         with self._sending:  # both threads do
             self._connection.sendall(encode(frame))
 
-    def put(self, frame: Submit | Cancel | Check) -> None:
+    def put(self, frame: Submit | Finish | Cancel | Check) -> None:
         """Hand a frame to the main thread; stop the step under way where a cancel has made most of it idle."""
         # Put first, then look: the main thread announces a step first, then looks into the inbox.
         self.inbox.put(frame)
@@ -335,11 +336,14 @@ class Worker:
                 self._submit(frame.job)
             elif isinstance(frame, Encoded):
                 self._show(frame)
+            elif isinstance(frame, Finish):
+                for sequence in [each for each in scheduler.running if each.job.id == frame.job_id]:
+                    self._finish(sequence, "stop")
             elif isinstance(frame, Check):
                 assert self._sight is not None
                 self._send(Checked(frame.id, self._sight.refusal(frame.tokens, frame.sizes, self._length)))
-            elif (sequence := scheduler.drop(frame.job_id)) is not None:
-                self._release(sequence)
+            elif (cancelled := scheduler.drop(frame.job_id)) is not None:
+                self._release(cancelled)
             elif self._sight is not None:
                 self._sight.images.pop(frame.job_id, None)
 

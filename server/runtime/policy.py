@@ -28,8 +28,8 @@ class Parameters:
 
     @property
     def reasons(self) -> bool:
-        """Whether the model is told to reason: a switch is on, or an effort is set."""
-        return self.thinking is True or self.reasoning_effort is not None
+        """Whether the model is told to reason: a switch is on, or an effort is set and none is off."""
+        return self.thinking is True or (self.thinking is None and self.reasoning_effort is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,14 @@ def supported(config: ConnectionConfig, capabilities: Capabilities) -> Supports:
 def resolve(wished: Parameters, supports: Supports) -> Parameters:
     """The parameters to generate with. Resolving what has been resolved changes nothing.
 
-    An effort goes to the nearest that is supported, of two as near to the lower; without any, or with thinking off, it
-    is left out. Thinking can be switched only where that is supported, and is on there unless it is switched off. A
-    temperature is kept where it is supported, up to its maximum, and beside reasoning only where both go together.
+    An effort goes to the nearest that is supported, of two as near to the lower, and is left out only where there is
+    none: thinking that is off leaves it as it is (mhome LLM contract, "Invocation policy"). Thinking can be switched
+    only where that is supported, and is on there unless it is switched off. A temperature is kept where it is
+    supported, up to its maximum, and beside reasoning only where both go together.
     """
     thinking = (wished.thinking is not False) if supports.thinking else None
     effort = None
-    if wished.reasoning_effort is not None and supports.reasoning_efforts and thinking is not False:
+    if wished.reasoning_effort is not None and supports.reasoning_efforts:
         effort = nearest(wished.reasoning_effort, supports.reasoning_efforts)
     temperature = None
     if wished.temperature is not None and supports.temperature:

@@ -72,6 +72,10 @@ class ModelEngine(Protocol):
         """Why a prompt of so many tokens of text and images of these sizes (width, height) would be refused."""
         ...
 
+    def finish(self, job_id: int) -> None:
+        """Lets a job that has output end with it, and its `Done` soon come."""
+        ...
+
     def cancel(self, job_id: int) -> None:
         """Ends a job at once. One that is over or unknown is left alone."""
         ...

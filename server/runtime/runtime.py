@@ -566,6 +566,8 @@ class Runtime:
                             live.stage, live.first_token = "decoding", time.time()
                             self.metrics.began(live)
                         live.output_tokens += event.tokens
+                        if live.blocks.refused:
+                            continue  # of a refusal, only what it took is still wanted
                         thinking = live.blocks.thinking
                         found = [*parser.feed(event.text)]
                         if event.logprobs:
@@ -576,15 +578,16 @@ class Runtime:
                         if thinking or live.blocks.thinking:
                             reasoning += event.tokens
                         if live.blocks.refused:
-                            return self._partial(live, "refusal", None)
+                            engine.finish(job.id)
                     elif isinstance(event, Done):
                         live.stage = "checking"
                         live.tokens = event.tokens
-                        # A stop sequence cuts an answer where the format may have had more to say.
-                        found = [*parser.finish("length" if event.stopped else event.finish)]
-                        if live.options.logprobs is not None:
-                            live.logprobs += logprobs.of((), found)
-                        live.push(found)
+                        if not live.blocks.refused:
+                            # A stop sequence cuts an answer where the format may have had more to say.
+                            found = [*parser.finish("length" if event.stopped else event.finish)]
+                            if live.options.logprobs is not None:
+                                live.logprobs += logprobs.of((), found)
+                            live.push(found)
                         usage = Usage(
                             input_tokens=event.prompt_tokens,
                             output_tokens=event.output_tokens,
@@ -596,6 +599,8 @@ class Runtime:
                         if event.finish == "length":
                             return self._partial(live, "length", usage)
                         return await self._complete(live, prepared, usage)
+                    elif live.blocks.refused:
+                        return self._partial(live, "refusal", None)  # it stands, at whatever cost
                     else:
                         raise _engine_failure(event, prepared)
         except MalformedOutput:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from server.engine import Done, Job, Sampling, Segment, Vocab, llama, worker
-from server.engine.protocol import Cancel, Submit
+from server.engine.protocol import Cancel, Finish, Submit
 from server.engine.scheduler import Prefix, Sequence, Slot
 from server.engine.worker import Worker
 from tests.engine.bench import Bench
@@ -43,6 +43,24 @@ def test_a_full_cache_lets_the_newest_step_aside(bench: Bench, letters: array[in
     assert [bench.outputs[number].decode() for number in range(3)] == [NEXT * 15] * 3
     assert {end.output_tokens for end in bench.ends.values() if isinstance(end, Done)} == {60}
     assert parked  # three sequences of 113 tokens do not fit 256 cells
+
+
+def test_a_job_that_is_told_to_end_says_what_it_took(bench: Bench, letters: array[int]) -> None:
+    """One of two goes on; a job that is not there, or still in the queue, is left alone."""
+    for number in (1, 2):
+        bench.submit(number, letters, 40)
+    while any(sequence.output < 4 for sequence in bench.worker._scheduler.running) or not bench.worker._samplers:
+        bench.worker.turn()
+    bench.submit(3, letters, 8)
+    for number in (1, 3, 99):
+        bench.worker.put(Finish(number))
+    bench.run()
+    ended, on, queued = (bench.ends[number] for number in (1, 2, 3))
+    assert isinstance(ended, Done) and isinstance(on, Done) and isinstance(queued, Done)
+    assert 4 <= ended.output_tokens == len(ended.tokens) < 40 and ended.prompt_tokens == len(letters)
+    assert (NEXT * 10).startswith(bench.outputs[1].decode())
+    assert (on.output_tokens, bench.outputs[2].decode()) == (40, NEXT * 10)
+    assert queued.output_tokens == 8
 
 
 @pytest.mark.slow

@@ -127,7 +127,7 @@ async def test_foreign_tokens_are_refused(model: Model, tokens: list[int]) -> No
 async def test_a_full_queue_refuses_and_a_cancel_makes_room(model: Model) -> None:
     running = [model.engine.generate(model.job(LETTERS, max_tokens=None)) for _ in range(8 + 4)]
     refused = await model.run(model.job(MOON))
-    assert refused.failed.code == "quota-exceeded"
+    assert (refused.failed.code, refused.failed.extra) == ("quota-exceeded", {"reason": "queue"})
     for generation in running:
         model.engine.cancel(generation.job.id)
     ends = [await collect(generation) for generation in running]
@@ -152,6 +152,15 @@ async def test_cancel_settles_at_once(model: Model) -> None:
     assert generation.settled, "nobody waits for the worker"
     outcome = await reader
     assert outcome.failed.code == "cancelled"
+
+
+async def test_a_job_that_is_told_to_end_ends_as_done(model: Model) -> None:
+    generation = model.engine.generate(model.job(LETTERS, max_tokens=None))
+    assert isinstance(await anext(generation), Text)
+    model.engine.finish(generation.job.id)
+    outcome = await collect(generation)
+    assert outcome.done.finish == "stop" and outcome.done.output_tokens == len(outcome.done.tokens) > 0
+    model.engine.finish(generation.job.id)  # over: left alone
 
 
 async def test_survivors_of_a_cancelled_prefill_are_unchanged(model: Model) -> None:

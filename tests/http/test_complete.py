@@ -128,6 +128,7 @@ async def test_a_refusal_is_another_finish(site: Site) -> None:
     (await site.world.engine.run()).say("no")
     value = (await call).json()
     assert (value["finishReason"], value["message"]["content"]) == ("other", [{"type": "text", "text": "No."}])
+    assert (value["usage"]["input_tokens"], value["usage"]["output_tokens"]) == (5, 1)
 
 
 async def test_diagnostics_are_figures(site: Site) -> None:

@@ -107,6 +107,7 @@ class Run:
     job: Job
     events: asyncio.Queue[Event | None] = field(default_factory=asyncio.Queue)
     cancelled: bool = False
+    finished: bool = False
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     said: int = 0
 
@@ -132,6 +133,8 @@ class EngineDouble:
         self.pid = os.getpid()
         self.counts = Counts()
         self.refusal: Failed | None = None
+        self.cached = 0
+        """Tokens that a job which is told to end has read from the cache."""
         self.checks: list[tuple[int, list[tuple[int, int]]]] = []
         self._arrived = asyncio.Condition()
 
@@ -168,6 +171,12 @@ class EngineDouble:
     async def check(self, tokens: int, sizes: Iterable[tuple[int, int]]) -> Failed | None:
         self.checks.append((tokens, [*sizes]))
         return self.refusal
+
+    def finish(self, job_id: int) -> None:
+        for run in self.runs:
+            if run.job.id == job_id and not run.closed.is_set():
+                run.finished = True
+                run.done(cached=self.cached)
 
     def cancel(self, job_id: int) -> None:
         for run in self.runs:

@@ -193,7 +193,28 @@ async def test_a_partial_turn_keeps_text_and_thinking_but_no_call(world: World, 
     result = await outcome(live)
     assert result.finish == finish
     assert result.content == (ThinkingPart("hm"), TextPart("and"))
+    assert result.usage is not None and result.usage.output_tokens == run.said
     await run.closed.wait()
+
+
+@pytest.mark.parametrize("ending", ["done", "fail", "late text"])
+async def test_a_refusal_ends_the_job_and_tells_what_it_took(world: World, ending: str) -> None:
+    """Where that is to be had: a refusal is one, even where its worker dies of it."""
+    world.chat.script["no"] = [BlockStart(0, "text"), BlockDelta(0, "No."), Refusal()]
+    live = await begin(world)
+    run = await world.engine.run()
+    if ending == "fail":
+        run.say("no")
+        run.fail()
+    else:
+        # What was under way when the refusal came is counted, and not part of it.
+        run.say("no", *(["and more"] if ending == "late text" else []))
+    result = await outcome(live)
+    assert (result.finish, result.content) == ("refusal", (TextPart("No."),))
+    assert run.finished and not run.cancelled
+    assert (result.usage is None) == (ending == "fail")
+    if result.usage is not None:
+        assert (result.usage.input_tokens, result.usage.output_tokens) == (len("hello"), run.said)
 
 
 async def test_an_immediate_end_is_one_empty_text(world: World) -> None:

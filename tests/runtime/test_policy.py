@@ -35,9 +35,9 @@ def test_an_effort_goes_to_the_nearest_of_two_the_lower(wished: ReasoningEffort,
 
 
 @pytest.mark.parametrize("effort", LADDER)
-def test_an_effort_is_left_out_without_support_or_thinking(effort: ReasoningEffort) -> None:
+def test_an_effort_is_left_out_without_support_alone(effort: ReasoningEffort) -> None:
     assert resolve(Parameters(effort), Supports()).reasoning_effort is None
-    assert resolve(Parameters(effort, thinking=False), EVERYTHING) == Parameters(None, False)
+    assert resolve(Parameters(effort, thinking=False), EVERYTHING) == Parameters(effort, False)
     # Where it cannot be switched off, it is not off.
     assert resolve(Parameters(effort, thinking=False), Supports(LADDER)) == Parameters(effort)
 
@@ -64,6 +64,8 @@ def test_temperature() -> None:
     apart = Supports(("low",), thinking=True, temperature_with_reasoning=False)
     assert resolve(warm, apart).temperature is None
     assert resolve(replace(warm, thinking=False), apart).temperature == 1.5
+    # With thinking off nothing reasons, whatever effort it would make.
+    assert resolve(replace(warm, thinking=False, reasoning_effort="low"), apart).temperature == 1.5
     assert resolve(replace(warm, reasoning_effort="max"), replace(apart, thinking=False)).temperature is None
     assert resolve(warm, replace(apart, thinking=False)).temperature == 1.5
 
