@@ -216,6 +216,8 @@ class Limits:
     """Handles kept of one token; over that, its endpoint that selected longest ago has to select again."""
     queue: int = 64
     """Generations waiting for a slot of one model."""
+    artifact_bytes: int = 8 * 2**20
+    """Of all artifacts of one request together."""
     max_tokens: int = 0
     """Output tokens of one generation; 0: only the request's own limit and the context length hold."""
 
@@ -244,6 +246,9 @@ class ServerConfig:
     cache_scope: str = "endpoint"
     """Who may reuse the cached beginning of another's prompt. `shared`: everyone, which lets the time to the first
     token tell one endpoint what another has asked."""
+    artifacts: Path | None = None
+    """The directory whose files are the artifacts that `/llm/complete` may be told of, for whoever holds a token. None:
+    there are none."""
     limits: Limits = field(default_factory=Limits)
 
 
@@ -279,7 +284,7 @@ def load_config(path: Path) -> Config:
 
 
 def _config(root: _Table, directory: Path) -> Config:
-    server = _server(root.table("server"))
+    server = _server(root.table("server"), directory)
     models = root.table("models")
     routing = root.table("routes")
     root.finish()
@@ -303,7 +308,7 @@ def _routes(table: _Table, connections: set[str]) -> Mapping[Route, str]:
     return routes
 
 
-def _server(table: _Table) -> ServerConfig:
+def _server(table: _Table, directory: Path) -> ServerConfig:
     default = ServerConfig()
     server = ServerConfig(
         enabled=table.boolean("enabled", default.enabled),
@@ -315,9 +320,12 @@ def _server(table: _Table) -> ServerConfig:
         allowed_origins=table.texts("allowed_origins", default.allowed_origins, _origin),
         owner_from=tuple(ipaddress.ip_network(each) for each in table.texts("owner_from", (), _network)),
         cache_scope=table.text("cache_scope", default.cache_scope, pattern="endpoint|shared"),
+        artifacts=directory / Path(table.text("artifacts")).expanduser() if "artifacts" in table.unread else None,
         limits=_limits(table.table("limits")),
     )
     table.finish()
+    if server.artifacts is not None and not server.artifacts.is_dir():
+        raise ConfigError(table.name, "artifacts", f"{server.artifacts} is no directory")
     return server
 
 

@@ -58,6 +58,7 @@ def test_the_defaults(tmp_path: Path) -> None:
 
 def test_everything_can_be_said(tmp_path: Path) -> None:
     (tmp_path / "chat.jinja").write_text("{{ messages }}", encoding="utf-8")
+    (tmp_path / "kept").mkdir()
     config = load(
         tmp_path,
         f"""
@@ -68,6 +69,7 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
         allowed_origins = ["https://shell.example", "http://localhost:8080"]
         owner_from = ["172.17.0.0/16", "10.0.0.1"]
         cache_scope = "shared"
+        artifacts = "kept"
         limits = {{ body_bytes = 1000, concurrent = 2, requests_per_minute = 0, queue = 0, max_tokens = 5 }}
 
         [models.b]
@@ -117,6 +119,7 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
     assert not server.enabled
     assert server.deadline == 1.5
     assert server.cache_scope == "shared"
+    assert server.artifacts == tmp_path / "kept"
     assert server.owner_from == (ip_network("172.17.0.0/16"), ip_network("10.0.0.1/32"))
     assert (server.limits.body_bytes, server.limits.queue, server.limits.max_tokens) == (1000, 0, 5)
     first, second = config.connections
@@ -153,6 +156,7 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
 REFUSED = [
     # file, table, key
     ('[server]\ncache_scope = "all"\n' + MINIMAL, "server", "cache_scope"),
+    ('[server]\nartifacts = "missing"\n' + MINIMAL, "server", "artifacts"),
     ("", "models", ""),
     ("[other]\n" + MINIMAL, "", "other"),
     ("server = 1\n" + MINIMAL, "", "server"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import secrets
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Any, Final
 from starlette.routing import Route
 
 from server import config
+from server.http.artifacts import Artifacts
 from server.http.asgi import (
     Asgi,
     ClientGone,
@@ -50,6 +52,8 @@ class Complete:
     def __init__(self, runtime: Runtime, tokens: TokenStore) -> None:
         self._runtime = runtime
         self._tokens = tokens
+        directory = runtime.config.server.artifacts
+        self._artifacts = Artifacts(directory, runtime.limits.artifact_bytes) if directory is not None else None
 
     def routes(self) -> list[Route]:
         return [
@@ -69,7 +73,8 @@ class Complete:
         live: LiveGeneration | None = None
         try:
             body = await read_body(scope, receive, self._runtime.limits.body_bytes)
-            request = await read_with(self._read, body)
+            # Files may lie on a slow disk.
+            request = await (asyncio.to_thread if self._artifacts is not None else read_with)(self._read, body)
             caller = authenticate(scope, self._tokens)  # anew: it may have been revoked meanwhile
             live = self._runtime.generate(caller, secrets.token_hex(16), request.generation, self._options(request))
             with watching(receive, live.abandon):
@@ -97,12 +102,15 @@ class Complete:
             raise Refused(404, WireError("unsupported", "the llm domain is not served here"))
 
     def _read(self, body: bytes) -> CompleteRequest:
-        return read_complete(body, max_depth=self._runtime.limits.json_depth)
+        artifact = self._artifacts.reader() if self._artifacts is not None else None
+        return read_complete(body, max_depth=self._runtime.limits.json_depth, artifact=artifact)
 
     def _options(self, request: CompleteRequest) -> Options:
         """Raises `unsupported` where no connection is meant to serve this, or none takes such input."""
         declared = request.constraints
-        if others := sorted(declared.input - {"image"}):
+        # Of files there are only artifacts, and of these only texts get past their reading: any model takes those.
+        taken = {"image", "file"} if self._artifacts is not None else {"image"}
+        if others := sorted(declared.input - taken):
             raise WireError("unsupported", f"constraints.input: no connection here accepts {others[0]} input")
         return Options(
             connection=self._connection(request),

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, cast, get_args
 
@@ -35,10 +36,21 @@ _IMAGES: Final = ("image/png", "image/jpeg", "image/webp")
 _ARTIFACT: Final = "meow-artifact://v1/"
 _MIME_TYPE = re.compile(r"(?P<kind>[a-z0-9][a-z0-9!#$&^_.+-]*)/[a-z0-9][a-z0-9!#$&^_.+-]*", re.IGNORECASE)
 """RFC 6838, section 4.2, without parameters."""
+_TEXT = re.compile(
+    r"text/.+|application/(?:json|xml|yaml|toml|sql|javascript|ecmascript)|application/.+\+(?:json|xml|yaml)"
+)
+"""Types of files that are UTF-8 text (RFC 6657, RFC 6839)."""
+_NAME = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9._~-]*(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*")
+"""What may follow an artifact's scheme where it is kept: segments of unreserved characters (RFC 3986), none hidden."""
 _POLICY: Final = ("temperature", "thinking", "reasoning", "reasoning_effort", "reasoningEffort")
 """Options that other contracts leave to the caller and this one to the connection."""
 
 _FINISH: Final = {"stop": "stop", "toolUse": "tool_calls", "length": "length", "refusal": "other"}
+
+
+ReadArtifact = Callable[[str], bytes]
+"""The content of an artifact by its name, which is what follows `meow-artifact://v1/`: segments without dots in front,
+with slashes between them. Raises LookupError where there is none, and `quota-exceeded`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +85,11 @@ class CompleteRequest:
     diagnostics: bool = False
 
 
-def read_complete(body: bytes, *, max_depth: int = strict_json.MAX_DEPTH) -> CompleteRequest:
-    """Reads one request. Raises WireError: `invalid-request`, or `unsupported` for what can be said but not served."""
+def read_complete(
+    body: bytes, *, max_depth: int = strict_json.MAX_DEPTH, artifact: ReadArtifact | None = None
+) -> CompleteRequest:
+    """Reads one request, with the content of its artifacts. Raises WireError: `invalid-request`, `unsupported` for what
+    can be said but not served, and what `artifact` raises."""
     try:
         parsed = strict_json.parse(body, max_depth=max_depth)
     except strict_json.NotJson as error:
@@ -90,7 +105,7 @@ def read_complete(body: bytes, *, max_depth: int = strict_json.MAX_DEPTH) -> Com
         ("useCase", "mode", "tools", "constraints", "responseFormat", "options", "diagnostics"),
     )
     constraints = _constraints(members.get("constraints", {}), "constraints")
-    conversation = _Conversation(constraints)
+    conversation = _Conversation(constraints, artifact)
     fields.items(members["messages"], "messages", conversation.add)
     conversation.check()
     tools = fields.items(members.get("tools", []), "tools", _tool, empty=True)
@@ -162,10 +177,11 @@ def _max_tokens(value: Any, at: str) -> int | None:
 class _Conversation:
     """The contract's messages as those of the NAP wire: a result there is a message of its own."""
 
-    def __init__(self, constraints: Constraints) -> None:
+    def __init__(self, constraints: Constraints, artifact: ReadArtifact | None) -> None:
         self.messages: list[Message] = []
         self.continuations: dict[int, Continuation] = {}
         self._declared = constraints.input
+        self._read_artifact = artifact
         self._places: list[str] = []
         self._called: dict[str, str] = {}
 
@@ -201,7 +217,7 @@ class _Conversation:
             case "image":
                 return self._image(fields.members(value, at, ("type", "image"))["image"], f"{at}.image")
             case "artifact":
-                self._refuse_artifact(value, at)
+                return self._artifact(value, at)
             case "tool_result":
                 raise fields.invalid(f"{at} is allowed in tool messages only")
         members = fields.members(value, at, ("type", "id", "name", "arguments"), nullable=("arguments",))
@@ -251,18 +267,37 @@ class _Conversation:
             raise WireError("unsupported", f"{at}.mimeType must be one of {', '.join(_IMAGES)}")
         return ImagePart(cast(Literal["image/png", "image/jpeg", "image/webp"], mime_type), data)
 
-    def _refuse_artifact(self, value: Any, at: str) -> None:
-        """Checks all that can be known of an artifact, then refuses it: its bytes are somewhere else."""
+    def _artifact(self, value: Any, at: str) -> TextPart | ImagePart:
+        """An image, or a text that is declared as the file it is. No other kind is ever made a text of."""
         members = fields.members(value, at, ("type", "uri", "mime_type"))
         uri = fields.text(members["uri"], f"{at}.uri")
         if not uri.startswith(_ARTIFACT):
             raise fields.invalid(f"{at}.uri must begin with {_ARTIFACT}")
-        kind, _ = _mime_type(members["mime_type"], f"{at}.mime_type")
-        named = uri.removeprefix(_ARTIFACT).partition("/")[0]
+        kind, mime_type = _mime_type(members["mime_type"], f"{at}.mime_type")
+        name = uri.removeprefix(_ARTIFACT)
+        named = name.partition("/")[0]
         if named in get_args(InputKind) and named != kind:
             raise fields.invalid(f"{at}.mime_type does not agree with the kind in {at}.uri")
         self._check_declared(kind, at)
-        raise WireError("unsupported", f"{at}: {_ARTIFACT} cannot be resolved here; send images as base64")
+        if self._read_artifact is None:
+            message = f"{at}: {_ARTIFACT} cannot be resolved here; send texts as text and images as base64"
+            raise WireError("unsupported", message)
+        if mime_type not in _IMAGES and not (kind == "file" and _TEXT.fullmatch(mime_type)):
+            raise WireError("unsupported", f"{at}.mime_type must be that of a text, or one of {', '.join(_IMAGES)}")
+        try:
+            data = self._read_artifact(name) if _NAME.fullmatch(name) else None
+        except LookupError:
+            data = None
+        if data is None:
+            raise WireError("unsupported", f"{at}.uri: no such artifact is kept here")
+        if kind == "image":
+            return ImagePart(
+                cast(Literal["image/png", "image/jpeg", "image/webp"], mime_type), b64encode(data).decode()
+            )
+        try:
+            return TextPart(data.decode("utf-8-sig"))
+        except UnicodeDecodeError:
+            raise fields.invalid(f"{at}.mime_type is that of a text, and the artifact is no UTF-8") from None
 
     def _check_declared(self, kind: InputKind, at: str) -> None:
         if kind not in self._declared:

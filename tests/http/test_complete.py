@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 from array import array
+from base64 import b64decode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -169,6 +171,70 @@ async def test_who_asks_and_what_is_sent_is_checked_as_everywhere(tmp_path: Path
         failure(await post(site, HELLO, diagnostics=[[[[[[[[[]]]]]]]]]), "invalid-request", "nested")
         assert (await site.client.get("/llm/complete")).status_code == 405
         assert site.world.chat.inspected == 0
+
+
+def artifact(name: str, mime_type: str = "text/plain") -> dict[str, Any]:
+    return {"type": "artifact", "uri": f"meow-artifact://v1/{name}", "mime_type": mime_type}
+
+
+FILES = {"constraints": {"input": ["file"]}}
+
+
+async def test_texts_of_the_owner_s_directory_are_read(tmp_path: Path) -> None:
+    kept, other = tmp_path / "kept", tmp_path / "other"
+    for directory in (kept / "notes", other):
+        directory.mkdir(parents=True)
+    (kept / "notes/a.md").write_text("The ferry", encoding="utf-8")
+    (kept / "large").write_bytes(b"x" * 21)
+    (other / "secret").write_text("secret", encoding="utf-8")
+    (kept / "link").symlink_to(other / "secret")
+    (kept / "way").symlink_to(other)
+    (kept / "same").symlink_to(kept / "notes/a.md")
+    os.mkfifo(kept / "pipe")
+    limits = Limits(artifact_bytes=20)
+    async with site_of(tmp_path, ServerConfig(artifacts=kept, limits=limits)) as site:
+        read = {
+            "role": "user",
+            "content": [artifact("notes/a.md", "text/markdown"), {"type": "text", "text": " goes?"}],
+        }
+        await answer(site, read, **FILES)
+        assert site.world.chat.conversations[-1].messages[0].content == (TextPart("The ferry"), TextPart(" goes?"))
+        await answer(site, {"role": "user", "content": [artifact("same")] * 2}, **FILES)
+        submitted = len(site.world.engine.runs)
+        for name in ("missing", "notes", "link", "way/secret", "pipe", "notes/../../other/secret", "x" * 5000):
+            failure(await post(site, {"role": "user", "content": [artifact(name)]}, **FILES), "unsupported", ".uri")
+        for names in (["large"], ["same"] * 3):
+            content = [artifact(name) for name in names]
+            failure(await post(site, {"role": "user", "content": content}, **FILES), "quota-exceeded", "artifacts")
+        failure(await post(site, read), "invalid-request", "needs file")
+        sound = [artifact("same", "audio/ogg")]
+        declared = {"constraints": {"input": ["audio"]}}
+        failure(await post(site, {"role": "user", "content": sound}, **declared), "unsupported", "mime_type")
+        failure(await post(site, **declared), "unsupported", "audio")
+        assert len(site.world.engine.runs) == submitted
+
+
+async def test_images_of_the_owner_s_directory_are_images(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "a").write_bytes(b64decode(IMAGE["image"]["base64"]))  # type: ignore[index]
+    shown = {"role": "user", "content": [artifact("a", "image/png")]}
+    declared = {"constraints": {"input": ["image"]}}
+    async with site_of(tmp_path, ServerConfig(artifacts=kept)) as site:
+        # The connection sees nothing: what is declared is not what it is able to.
+        failure(await post(site, shown, **declared), "unsupported")
+        connection = site.world.runtime.connections[0]
+        site.world.chat.capabilities = replace(site.world.chat.capabilities, images=True)
+        connection.expire()
+        await answer(site, shown, **declared)
+        assert site.world.chat.conversations[-1].messages[0].content == (
+            ImagePart("image/png", IMAGE["image"]["base64"]),  # type: ignore[index]
+        )
+
+
+async def test_without_a_directory_there_are_no_artifacts(site: Site) -> None:
+    failure(await post(site, {"role": "user", "content": [artifact("a")]}, **FILES), "unsupported", "meow-artifact")
+    failure(await post(site, **FILES), "unsupported", "file")
 
 
 async def test_an_absent_domain_is_404(tmp_path: Path) -> None:

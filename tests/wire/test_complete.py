@@ -420,6 +420,66 @@ def test_malformed_artifacts(mime_type: Any, uri: Any, named: str) -> None:
     assert error.code == "invalid-request" and f"messages[0].content[0].{named}" in error.message
 
 
+KEPT = {"notes/a.md": "# Höhe".encode(), "b": b"{}", "c.png": b"\x89PNG", "d": b"\xff\xfe", "e": b"\xef\xbb\xbfx"}
+
+
+def resolved(part: dict[str, Any], *declared: str) -> Any:
+    """The part that a kept artifact becomes, or the error."""
+    body = json.dumps({"messages": [part], "constraints": {"input": [*declared]}}).encode()
+    try:
+        return read_complete(body, artifact=KEPT.__getitem__).generation.messages[0].content[0]
+    except WireError as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    ("name", "mime_type", "declared", "part"),
+    [
+        ("notes/a.md", "text/markdown", "file", TextPart("# Höhe")),
+        ("notes/a.md", "Text/Plain", "file", TextPart("# Höhe")),
+        ("b", "application/json", "file", TextPart("{}")),
+        ("b", "application/ld+json", "file", TextPart("{}")),
+        ("e", "text/csv", "file", TextPart("x")),
+        ("c.png", "image/png", "image", ImagePart("image/png", "iVBORw==")),
+    ],
+)
+def test_kept_artifacts_become_what_their_type_says(name: str, mime_type: str, declared: str, part: Any) -> None:
+    given = artifact(mime_type, f"meow-artifact://v1/{name}")
+    assert resolved(given, declared) == part
+    for other in {"image", "video", "audio", "file"} - {declared}:
+        error = resolved(given, other)
+        assert (error.code, error.message) == (
+            "invalid-request",
+            f"messages[0].content[0] needs {declared} in constraints.input",
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "mime_type", "code", "named"),
+    [
+        # No other modality is made a text of, whatever its bytes are.
+        ("b", "audio/ogg", "unsupported", "mime_type"),
+        ("b", "video/mp4", "unsupported", "mime_type"),
+        ("b", "application/pdf", "unsupported", "mime_type"),
+        ("b", "image/svg+xml", "unsupported", "mime_type"),
+        ("d", "text/plain", "invalid-request", "mime_type"),
+        ("missing", "text/plain", "unsupported", "uri"),
+        ("", "text/plain", "unsupported", "uri"),
+        ("../b", "text/plain", "unsupported", "uri"),
+        ("notes/../b", "text/plain", "unsupported", "uri"),
+        ("/b", "text/plain", "unsupported", "uri"),
+        ("notes//a.md", "text/plain", "unsupported", "uri"),
+        ("%2e%2e/b", "text/plain", "unsupported", "uri"),
+        (".hidden", "text/plain", "unsupported", "uri"),
+        ("b\u0000", "text/plain", "unsupported", "uri"),
+    ],
+)
+def test_artifacts_that_cannot_be_had(name: str, mime_type: str, code: str, named: str) -> None:
+    error = resolved(artifact(mime_type, f"meow-artifact://v1/{name}"), "image", "video", "audio", "file")
+    assert isinstance(error, WireError) and error.code == code
+    assert error.message.startswith(f"messages[0].content[0].{named}")
+
+
 # --- what is never shown, and what is answered
 
 
