@@ -52,6 +52,9 @@ class Parser:
         self._failure: str | None = None
         self.ids: list[str] = []
         """For each call so far the id that the model gave it; empty where its format has none."""
+        self.thoughts: list[tuple[int, int | None]] = []
+        """Where thinking stands in the output: the characters before it and those to its end, without its brackets.
+        None: it has not been closed."""
         self._steps = self._output()
 
     @property
@@ -195,7 +198,10 @@ class Parser:
 
     def _thinking(self, frame: Frame) -> Steps[None]:
         self._blocks.cut()
-        yield from self._reader.until([frame.close.strip()], self._blocks.say_thinking)
+        begin, close = self._reader.place, frame.close.strip()
+        self.thoughts.append((begin, None))
+        if (yield from self._reader.until([close], self._blocks.say_thinking)) is not None:
+            self.thoughts[-1] = begin, self._reader.place - len(close)
         self._blocks.cut()
 
     def _section(self, calls: Calls) -> Steps[None]:

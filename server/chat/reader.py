@@ -32,18 +32,28 @@ class OutputEnded(Exception):
 
 
 class Reader:
-    """The text that has come and is not read yet: `buffer` from `at` on; `ended` where no more will come."""
+    """The text that has come and is not read yet: `buffer` from `at` on; `ended` where no more will come.
+
+    `text` is read first and does not belong to the output.
+    """
 
     def __init__(self, text: str = "") -> None:
         self.buffer = text
         self.at = 0
         self.ended = False
+        self._dropped = -len(text)
         self._kept: int | None = None
+
+    @property
+    def place(self) -> int:
+        """Characters of the output that are read."""
+        return self._dropped + self.at
 
     def feed(self, text: str) -> None:
         done = self.at if self._kept is None else self._kept
         self.buffer = self.buffer[done:] + text
         self.at -= done
+        self._dropped += done
         self._kept = None if self._kept is None else 0
 
     def tried(self, steps: Steps[T]) -> Steps[T | None]:

@@ -127,6 +127,9 @@ class Done:
     """Output tokens the constraint left no choice about: appended, not sampled."""
     tokens: array[int] = field(default_factory=lambda: array("i"), repr=False)
     """The output itself, without the token that ended it: behind the prompt it is what the sequence held."""
+    ends: array[int] = field(default_factory=lambda: array("i"), repr=False)
+    """For each of `tokens`, how many characters the output has to its end. One that ends within a character counts
+    those before it. Behind a stop sequence there are more characters than were sent."""
     stopped: bool = False
     """One of the job's stop sequences ended it: `finish` is "stop" and the text is cut before that."""
     drafted_tokens: int = 0

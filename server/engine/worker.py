@@ -10,6 +10,7 @@ the abort flag.
 
 from __future__ import annotations
 
+import codecs
 import os
 import queue
 import re
@@ -23,6 +24,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -775,11 +777,17 @@ class Worker:
                 sequence.cache_read,
                 sequence.forced,
                 output,
+                self._ends(output),
                 stopped,
                 sequence.drafted,
                 sequence.confirmed,
             ),
         )
+
+    def _ends(self, output: Iterable[int]) -> array[int]:
+        """How many characters there are to the end of each token, decoded as whoever reads the output decodes it."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        return array("i", accumulate(len(decoder.decode(self._pieces[token])) for token in output))
 
     def _fail(self, sequence: Sequence, kind: Literal["constraint", "decode", "encode", "memory"], reason: str) -> None:
         self._settle(sequence, Failed("provider-error", reason, {"reason": kind}))

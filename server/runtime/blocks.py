@@ -61,16 +61,6 @@ class Blocks:
     def empty(self) -> bool:
         return not self._blocks
 
-    @property
-    def thinking(self) -> bool:
-        """Whether the block begun last is one of thinking, and open."""
-        last = next(reversed(self._blocks.values()), None)
-        return last is not None and last.kind == "thinking" and not last.ended
-
-    @property
-    def thought(self) -> bool:
-        return any(block.kind == "thinking" for block in self._blocks.values())
-
     def push(self, events: Iterable[BlockEvent]) -> None:
         """Raises `provider-error` where the events break the lifecycle, a call's arguments are no JSON object, or there
         is a call too many: as soon as that is certain, so that nothing more is decoded in vain."""

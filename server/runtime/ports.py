@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -32,6 +32,11 @@ class OutputParser(Protocol):
     @property
     def broken(self) -> bool:
         """Whether it is certain that `finish` will fail an output that ends by itself: more of it is in vain."""
+        ...
+
+    @property
+    def thoughts(self) -> Sequence[tuple[int, int | None]]:
+        """Where thinking stands in the output so far, in characters: its beginning, and its end where that has come."""
         ...
 
     def feed(self, text: str) -> Iterable[BlockEvent]: ...

@@ -58,6 +58,7 @@ from server.runtime.metrics import Metrics
 from server.runtime.operations import Operations
 from server.runtime.options import Options
 from server.runtime.ports import ChatService, FetchFile, MakeParser, ModelEngine, StartEngine
+from server.runtime.usage import count_reasoning
 from server.wire import check_generation, strict_json
 from server.wire.records import (
     Generation,
@@ -556,7 +557,6 @@ class Runtime:
     async def _decode(self, live: LiveGeneration, engine: ModelEngine, job: Job, prepared: Prepared) -> Generation:
         parser = self._make_parser(prepared.parser)
         logprobs = AnswerLogprobs()
-        reasoning = 0
         live.on_settled.append(lambda: engine.cancel(job.id))
         try:
             async with aclosing(engine.generate(job)) as events:
@@ -568,15 +568,12 @@ class Runtime:
                         live.output_tokens += event.tokens
                         if live.blocks.refused:
                             continue  # of a refusal, only what it took is still wanted
-                        thinking = live.blocks.thinking
                         found = [*parser.feed(event.text)]
                         if event.logprobs:
                             live.logprobs += logprobs.of(event.logprobs, found)
                         live.push(found)
                         if parser.broken:
                             raise _malformed()
-                        if thinking or live.blocks.thinking:
-                            reasoning += event.tokens
                         if live.blocks.refused:
                             engine.finish(job.id)
                     elif isinstance(event, Done):
@@ -592,7 +589,7 @@ class Runtime:
                             input_tokens=event.prompt_tokens,
                             output_tokens=event.output_tokens,
                             cache_read_tokens=event.cache_read_tokens,
-                            reasoning_tokens=min(reasoning, event.output_tokens) if live.blocks.thought else None,
+                            reasoning_tokens=count_reasoning(event.ends, parser.thoughts) or None,
                         )
                         if live.blocks.refused:
                             return self._partial(live, "refusal", usage)

@@ -125,6 +125,7 @@ class Usage:
     cache_read_tokens: int | None = None
     cache_write_tokens: int | None = None
     reasoning_tokens: int | None = None
+    """Of the output, those between the brackets of thinking; the brackets' own are none. None: there are none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,13 @@ import json
 import re
 import time
 from array import array
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 
 from server.engine import Constraint, Done, Engine, Failed, Sampling, Text, llama
+from server.engine.messages import Stop
 from tests.engine.conftest import Model, collect
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
@@ -46,9 +48,15 @@ async def test_greedy_output_is_llama_cpps_own(model: Model, smollm2: Path) -> N
     job = model.job(MOON, max_tokens=16)
     expected = greedy_loop(smollm2, job.tokens, 16)
     outcome = await model.run(job)
-    assert outcome.text == b"".join(map(model.vocab.piece, expected)).decode()
+    pieces = [model.vocab.piece(token).decode() for token in expected]
+    assert outcome.text == "".join(pieces)
     assert outcome.done == Done(
-        "length", prompt_tokens=len(job.tokens), output_tokens=16, cache_read_tokens=0, tokens=array("i", expected)
+        "length",
+        prompt_tokens=len(job.tokens),
+        output_tokens=16,
+        cache_read_tokens=0,
+        tokens=array("i", expected),
+        ends=array("i", accumulate(map(len, pieces))),
     )
     assert sum(text.tokens for text in outcome.texts) == 16
 
@@ -289,6 +297,25 @@ async def test_what_the_grammar_forces_is_appended(model: Model) -> None:
     assert b"".join(map(model.vocab.piece, done.tokens)).decode() == outcome.text
     whole = model.vocab.continuation(outcome.text.encode())
     assert abs(done.output_tokens - len(whole)) <= 3, "tokenized much as the model itself would have written it"
+
+
+@pytest.mark.parametrize(
+    ("grammar", "stop"),
+    [
+        ('root ::= "Zu \U0001f9a9 und \U0001f9a9: <think>" [a-z]{8} "</think> é"', ()),
+        ("", ("zz",)),
+    ],
+)
+async def test_each_token_tells_where_in_the_output_it_ends(model: Model, grammar: str, stop: tuple[str, ...]) -> None:
+    """Sampled ones, forced ones and drafted ones, also where one ends within a character."""
+    constraint = Constraint(grammar) if grammar else None
+    job = model.job(LETTERS, max_tokens=48, constraint=constraint, stop=Stop(stop) if stop else None)
+    outcome = await model.run(job)
+    done = outcome.done
+    pieces = list(map(model.vocab.piece, done.tokens))
+    assert b"".join(pieces).decode() == outcome.text
+    assert not grammar or done.forced_tokens > 10
+    assert list(done.ends) == [len(whole.decode(errors="ignore")) for whole in accumulate(pieces)]
 
 
 async def test_forced_tokens_count_toward_the_limit(model: Model) -> None:

@@ -294,7 +294,7 @@ async def test_thinking_travels_in_the_continuation(sdist: Path, smollm2: Path, 
         asked = [text("user", "Say hello in one short sentence.")]
         first = await house.complete(*asked, options={"maxTokens": 200})
         assert first["finishReason"] == "stop" and not any(part["text"] for part in first["message"]["content"])
-        assert first["usage"]["reasoning_output_tokens"] > 3
+        assert first["usage"]["reasoning_output_tokens"] == len(tokens_of(first["message"]))
         again = await house.complete(*asked, first["message"], text("user", "Go on."), options={"maxTokens": 1})
         assert again["diagnostics"]["cache"]["continuations_replayed"] == 1
         before, job = house.jobs[-2:]

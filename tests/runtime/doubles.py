@@ -23,20 +23,34 @@ ALL_MODES = ("auto", "none", "required", "tool")
 
 
 class PlainParser:
-    """All text is one text block. `script` replaces single texts by block events."""
+    """All text is one text block. `script` replaces single texts by block events; a text is thinking as a whole where
+    some of it is."""
 
     def __init__(self, script: Mapping[str, Iterable[BlockEvent]] | None = None) -> None:
         self.script = script or {}
         self.open = False
         self.broken = False
+        self.thoughts: list[tuple[int, int | None]] = []
+        self.read = 0
+        self.thinking: int | None = None
 
     def feed(self, text: str) -> list[BlockEvent]:
+        begin, self.read = self.read, self.read + len(text)
         if text in self.script:
             self.open = False
+            self._note(begin, self.script[text])
             return list(self.script[text])
         begin: list[BlockEvent] = [] if self.open else [BlockStart(0, "text")]
         self.open = True
         return [*begin, BlockDelta(0, text)]
+
+    def _note(self, begin: int, events: Iterable[BlockEvent]) -> None:
+        for event in events:
+            if isinstance(event, BlockStart) and event.block == "thinking":
+                self.thinking = event.index
+                self.thoughts.append((begin, None))
+            elif isinstance(event, BlockEnd) and event.index == self.thinking:
+                self.thoughts[-1] = self.thoughts[-1][0], self.read
 
     def finish(self, finish: str) -> list[BlockEvent]:
         return [BlockEnd(0)] if self.open else []
@@ -110,15 +124,18 @@ class Run:
     finished: bool = False
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     said: int = 0
+    ends: array[int] = field(default_factory=lambda: array("i", [0]))
 
     def say(self, *texts: str) -> None:
+        """Each text as that of one token."""
         for text in texts:
             self.said += 1
+            self.ends.append(self.ends[-1] + len(text))
             self.events.put_nowait(Text(text, 1))
 
     def done(self, finish: str = "stop", *, tokens: Sequence[int] = (), cached: int = 0) -> None:
         output = array("i", tokens)
-        self.events.put_nowait(Done(finish, len(self.job.tokens), self.said, cached, tokens=output))  # type: ignore[arg-type]
+        self.events.put_nowait(Done(finish, len(self.job.tokens), self.said, cached, tokens=output, ends=self.ends[1:]))  # type: ignore[arg-type]
 
     def fail(self, code: str = "provider-error", words: str = "died", **extra: str) -> None:
         self.events.put_nowait(Failed(code, words, extra))  # type: ignore[arg-type]
