@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from server.engine.messages import PREFILL_SLOWDOWN, ModelSpec
 from server.engine.params import PARAMS, Param, Sampling
 from server.logs import LogFormat
-from server.wire.records import ReasoningEffort, ToolChoiceMode
+from server.wire.records import ReasoningContinuation, ReasoningEffort, SystemMessages, ToolChoiceMode
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -150,9 +150,10 @@ class ConnectionConfig:
     """Where the model takes one. None: `sampling`'s."""
     supports: Support = field(default_factory=Support)
     """What the model takes of the three wishes above."""
-    reasoning_continuation: str = "dropped"
-    """Whether a loop of tool calls may go on without the reasoning that led to the calls, which the wire cannot carry:
-    "dropped" goes on, "required" refuses it."""
+    reasoning_continuation: ReasoningContinuation = "auto"
+    """Whether a loop of tool calls may go on without the reasoning behind its calls, which NAP-LLM cannot carry."""
+    system_messages: SystemMessages = "separate"
+    """Whether system messages behind the first may join it where the model's template takes but one."""
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -374,7 +375,10 @@ def _connection(key: str, table: _Table, directory: Path) -> ConnectionConfig:
         ),
         temperature=_sampler_param(table, PARAMS["temperature"]) if "temperature" in table.unread else None,
         supports=_support(table.table("supports")),
-        reasoning_continuation=table.text("reasoning_continuation", "dropped", pattern="dropped|required"),
+        reasoning_continuation=cast(
+            ReasoningContinuation, table.text("reasoning_continuation", "auto", pattern="auto|dropped|required")
+        ),
+        system_messages=cast(SystemMessages, table.text("system_messages", "separate", pattern="separate|merge")),
     )
     table.finish()
     if connection.draft is not None and not connection.speculation:

@@ -49,7 +49,7 @@ def test_the_defaults(tmp_path: Path) -> None:
     assert connection.capabilities == Restrictions()
     assert connection.template is None
     assert (connection.thinking, connection.reasoning_effort) == (None, None)
-    assert connection.reasoning_continuation == "dropped"
+    assert (connection.reasoning_continuation, connection.system_messages) == ("auto", "separate")
     assert connection.temperature is None
     assert connection.supports == Support(None, None, True, 2.0, True, 0)
     assert config.routes == {}
@@ -85,6 +85,7 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
         thinking = false
         reasoning_effort = "low"
         reasoning_continuation = "required"
+        system_messages = "merge"
         temperature = 0.6
         source.pypi = {{ distribution = "a-b", version = "1.0", member = "a/b.gguf", sha256 = "{SHA256}" }}
         sampling = {{ temperature = 0, top_k = 1, top_p = 0.5, min_p = 0, repeat_penalty = 1.1, seed = 7 }}
@@ -131,6 +132,7 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
     assert first.spec(Path("/f.gguf"), queue=0).prefill_slowdown == 4
     assert first.template == "{{ messages }}"
     assert (first.thinking, first.reasoning_effort, first.reasoning_continuation) == (False, "low", "required")
+    assert first.system_messages == "merge"
     assert first.temperature == 0.6
     assert first.supports == Support(("low", "high"), False, False, 1.0, False, 4096)
     assert config.routes == {Route("chat", None): "a", Route("chat", "quick"): "b", Route(None, "quick"): "b"}
@@ -215,6 +217,7 @@ REFUSED = [
     (MINIMAL + 'thinking = "off"\n', "models.one", "thinking"),
     (MINIMAL + 'reasoning_effort = "most"\n', "models.one", "reasoning_effort"),
     (MINIMAL + 'reasoning_continuation = "yes"\n', "models.one", "reasoning_continuation"),
+    (MINIMAL + 'system_messages = "drop"\n', "models.one", "system_messages"),
     (MINIMAL + "temperature = 3\n", "models.one", "temperature"),
     (MINIMAL + 'supports = {reasoning_efforts = ["most"]}\n', "models.one.supports", "reasoning_efforts"),
     (MINIMAL + "supports = {temperature_max = 3}\n", "models.one.supports", "temperature_max"),

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from server.chat.parser import ParserSpec
 from server.engine.messages import Constraint, Picture, Stop
-from server.wire.records import Format, Message, ReasoningEffort, Tool, ToolChoice, ToolChoiceMode
+from server.wire.records import (
+    Format,
+    Message,
+    ReasoningContinuation,
+    ReasoningEffort,
+    SystemMessages,
+    Tool,
+    ToolChoice,
+    ToolChoiceMode,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +40,18 @@ class Conversation:
     turns: Mapping[int, array[int]] = field(default_factory=dict, repr=False)
     """The tokens that the model gave as the assistant's turn at this index of `messages`, without the one that ended
     it. They take the turn's place in the prompt."""
+    restarted: frozenset[int] = frozenset()
+    """Turns whose tokens were another model's: from these the conversation goes on in a new context."""
+    lenient: bool = False
+    """Whether what the template or the model cannot take as it stands is carried as nearly as can be, not refused: a
+    later system message as a user's turn, a loop of calls without its reasoning. For callers who only repeat their
+    history, which they cannot mend."""
+    names: Sequence[str] = ()
+    """What the caller knows each message by, where that is not its index."""
+
+    def name(self, index: int) -> str:
+        """The message at this index, for an error."""
+        return self.names[index] if self.names else f"messages[{index}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +73,8 @@ class ChatSettings:
     thinking: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
     """One that the template takes; another is left out."""
-    reasoning_continuation: str = "dropped"
-    """Whether a tool loop may go on without the reasoning that led to its calls: "dropped", or it is "required"."""
+    reasoning_continuation: ReasoningContinuation = "auto"
+    system_messages: SystemMessages = "separate"
     projector: str | None = None
     """The projector's file, where the connection has one."""
     images: ImageLimits = ImageLimits()

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from server.chat.conversation import Conversation
 from server.chat.text import MAX_MEDIA, media
 from server.wire.records import ImagePart, Message, Part, Role, TextPart, WireError
 
@@ -33,18 +34,18 @@ class Place:
         return WireError("unsupported", f"{self.at}: {why} in {_CALLED[self.role]}")
 
 
-def mark(messages: Sequence[Message], roles: frozenset[Role]) -> tuple[tuple[Message, ...], list[Place]]:
+def mark(conversation: Conversation, roles: frozenset[Role]) -> tuple[tuple[Message, ...], list[Place]]:
     """The messages with a media character for each image, and the images by its number.
 
     Raises WireError: `unsupported` where one stands in a message of another role than these.
     """
     places: list[Place] = []
     marked = []
-    for index, message in enumerate(messages):
+    for index, message in enumerate(conversation.messages):
         parts: list[Part] = []
         for position, part in enumerate(message.content):
             if isinstance(part, ImagePart):
-                place = Place(part, f"messages[{index}].content[{position}]", message.role)
+                place = Place(part, f"{conversation.name(index)}.content[{position}]", message.role)
                 if message.role not in roles:
                     raise place.refused("this connection takes no image")
                 if len(places) == MAX_MEDIA:

@@ -22,11 +22,11 @@ from server.chat.constraint import constraint
 from server.chat.conversation import Capabilities, ChatSettings, Conversation, Grammar, ImageLimits, Prepared
 from server.chat.format import Syntax
 from server.chat.formats import recognise
+from server.chat.history import check_reasoning, joined_system
 from server.chat.parser import ParserSpec
 from server.chat.places import Place, check_written, mark
 from server.chat.probe import Traits, probe
 from server.chat.prompt import write_prompt
-from server.chat.reasoning import check_continuation
 from server.chat.replay import Replay, Run, StandIn, Write, last_text
 from server.chat.template import Template, TemplateError
 from server.chat.text import Text
@@ -108,13 +108,13 @@ class Model:
 
     def prepare(self, conversation: Conversation, settings: ChatSettings = _DEFAULT) -> Prepared:
         """Raises WireError: `unsupported` and `invalid-request` name what they are about, never its values."""
-        messages, places = mark(conversation.messages, self.seen if settings.projector else frozenset())
+        messages, places = mark(conversation, self.seen if settings.projector else frozenset())
         conversation = replace(conversation, messages=messages)
         try:
             runs, replayed = self._runs(conversation, settings)
         except TemplateError as error:
             raise WireError("unsupported", str(error)) from None
-        check_continuation(settings, conversation.messages, replayed)
+        check_reasoning(conversation, settings, self.format, self.traits, replayed)
         tokens, order, offsets = self._placed(runs, places)
         pictures = _decode([(place.at, place.part) for place in places], settings.images) if places else []
         choice = conversation.tool_choice
@@ -201,7 +201,8 @@ class Model:
         return tokens, order, offsets
 
     def _runs(self, conversation: Conversation, settings: ChatSettings) -> tuple[list[Run], frozenset[int]]:
-        """The prompt, and which of the conversation's turns stand in it as tokens. Raises `TemplateError`."""
+        """The prompt, and which of the conversation's turns stand in it as tokens. Raises `TemplateError`; WireError
+        where a message has no place in it."""
         write = self._writer(conversation, settings)
         if not conversation.turns:
             return [write(conversation.messages, {}, None)], frozenset()
@@ -209,10 +210,14 @@ class Model:
 
     def _writer(self, conversation: Conversation, settings: ChatSettings) -> Write:
         options = self.traits.reasoning.options(settings)
+        # Of the whole conversation: the prompts of its earlier turns begin with it too.
+        joined = joined_system(conversation, settings, self.traits)
 
         def write(messages: Sequence[Message], ids: Mapping[str, str], stand_in: StandIn | None) -> Text:
             part = replace(conversation, messages=tuple(messages))
-            return write_prompt(self.template, self.traits, self.format, part, options, ids=ids, stand_in=stand_in)
+            return write_prompt(
+                self.template, self.traits, self.format, part, options, joined=joined, ids=ids, stand_in=stand_in
+            )
 
         return write
 

@@ -41,8 +41,9 @@ class Traits:
     """How `tools` must be where there are none."""
     system: bool
     """A system turn at the beginning is rendered."""
-    later_system: bool
-    """So is one further on."""
+    later_system: Literal["native", "first", "none"]
+    """One further on stays there; or the template itself joins it to the first; or it is lost, or displaces the first,
+    or is refused."""
     adjacent: bool
     """Two user turns may follow each other."""
     tools: bool
@@ -65,6 +66,8 @@ class Traits:
     """How it can be told to think."""
     replay: bool = False
     """The reasoning behind a call is rendered before its result, where it is given."""
+    outlasting: bool = False
+    """So it is where a user speaks before the answer."""
     images: bool = False
     """An image within a user's text stands at its place in the prompt."""
     result_images: bool = False
@@ -102,7 +105,7 @@ class _Probes:
             typed=self._typed,
             no_tools="null" if self._none is None else "empty",
             system=self.shows([system, user], _SYSTEM, _USER),
-            later_system=self.shows([user, reply, system, user], _REPLY, _SYSTEM),
+            later_system=self._later_system(),
             adjacent=self.shows([self.turn("user", _OTHER), user], _OTHER, _USER),
             tools=self.shows([user], _USER, _TOOL, tools=True),
             arguments=given,
@@ -122,16 +125,30 @@ class _Probes:
             or self.render([user, self.called(arguments), result], tools=True)
             or self.render([user], tools=True),
             replay=self._replays(reasoning, [user, asked, result]),
+            outlasting=self._replays(reasoning, [user, asked, result, self.turn("user", _OTHER)]),
             images=self._keeps([self.turn("user", _IMAGE)]),
             result_images=self._keeps([user, asked, self.result(text=_IMAGE), reply, user], tools=True),
             reasoning=reasoning,
         )
 
     def _replays(self, reasoning: Control, messages: Sequence[dict[str, Any]]) -> bool:
-        user, asked, result = messages
+        user, asked, *rest = messages
         thought = {**asked, **dict.fromkeys(_REASONINGS, content(_SYSTEM))}
-        prompt = self.render([user, thought, result], tools=True, options=reasoning.options(_THINKING))
+        prompt = self.render([user, thought, *rest], tools=True, options=reasoning.options(_THINKING))
         return _SYSTEM in prompt and _RESULT in prompt
+
+    def _later_system(self) -> Literal["native", "first", "none"]:
+        first, later = self.turn("system", _OTHER), self.turn("system", _SYSTEM)
+        user, reply = self.turn("user", _USER), self.turn("assistant", _REPLY)
+        if not self.shows([user, reply, later, user], _REPLY, _SYSTEM):
+            return "none"
+        if self.shows([first, user], _OTHER) and not (
+            self.shows([first, user, reply, later, user], _OTHER, _REPLY, _SYSTEM)
+            and self.shows([first, later, user], _OTHER, _SYSTEM)
+        ):
+            return "none"
+        prompt = self.render([user, reply, later, user], tools=False)
+        return "native" if prompt.find(_REPLY) < prompt.find(_SYSTEM) else "first"
 
     def turn(self, role: str, text: str) -> dict[str, Any]:
         return turn(role, text, typed=self._typed)

@@ -50,17 +50,20 @@ def write_prompt(
     conversation: Conversation,
     options: Mapping[str, Any] = _NONE,
     *,
+    joined: Sequence[Text] = (),
     ids: Mapping[str, str] = _NONE,
     stand_in: StandIn | None = None,
 ) -> Text:
     """The prompt of this conversation; `options` are further variables of the template. Raises `TemplateError` where
     the template refuses it.
 
-    `ids`: the model's own ids of calls, by those of the conversation. With a `stand_in`, its words take the place of
-    the turn at its index.
+    `joined`: the texts that join the first system message, in place of the system messages behind it. `ids`: the
+    model's own ids of calls, by those of the conversation. With a `stand_in`, its words take the place of the turn at
+    its index.
     """
     native = traits.tools and not format.forced
-    write = partial(_write, template, conversation, options, traits, format, _Writer(traits, format, ids, stand_in))
+    writer = _Writer(traits, format, ids, stand_in)
+    write = partial(_write, template, conversation, options, traits, format, writer, joined)
     try:
         return write(native=native)
     except TemplateError:
@@ -77,10 +80,13 @@ def _write(
     traits: Traits,
     format: Format,
     writer: _Writer,
+    joined: Sequence[Text],
     *,
     native: bool,
 ) -> Text:
     turns = list(writer.turns(conversation.messages))
+    if joined:
+        turns = _joined(joined, turns, traits)
     if conversation.tools and not native:
         turns = _with_system(_catalogue(format, conversation), turns)
     tools: Any = [] if traits.no_tools == "empty" else None
@@ -239,12 +245,22 @@ def _with_system(text: str, turns: list[_Turn]) -> list[_Turn]:
     return [_Turn("system", text), *turns]
 
 
+def _joined(texts: Sequence[Text], turns: Iterable[_Turn], traits: Traits) -> list[_Turn]:
+    """The turns with these texts at their beginning, and no further system turn."""
+    kept = [turn for index, turn in enumerate(turns) if turn.role != "system" or index == 0]
+    if traits.later_system == "none":
+        return _with_system(_paragraphs(texts), kept)
+    # The template joins them in its own way.
+    first = [turn for turn in kept[:1] if turn.role == "system"]
+    return [*first, *(_Turn("system", text) for text in texts), *kept[len(first) :]]
+
+
 def _placed(turns: Iterable[_Turn], traits: Traits) -> list[_Turn]:
     """The turns where the template can take them: a system turn it refuses opens the next user turn."""
     placed: list[_Turn] = []
     waiting: list[str] = []
     for index, given in enumerate(turns):
-        if given.role == "system" and not (traits.system if index == 0 else traits.later_system):
+        if given.role == "system" and not (traits.system if index == 0 else traits.later_system != "none"):
             waiting.append(given.text)
             continue
         if waiting and given.role == "user":

@@ -1,18 +1,18 @@
-"""How a model reasons, as its connection is set: what of it a template can be told, and what the wire loses.
+"""How a model reasons, as its connection is set: what of it a template can be told.
 
 A template that has no such switch or effort is rendered without.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_args
 
 from server.chat.conversation import ChatSettings
 from server.chat.text import control
-from server.wire.records import Message, ReasoningEffort, ToolCallPart, WireError
+from server.wire.records import ReasoningEffort
 
 EFFORTS: tuple[ReasoningEffort, ...] = get_args(ReasoningEffort)
 
@@ -39,6 +39,12 @@ class Control:
     """The variable that holds the effort."""
     efforts: tuple[ReasoningEffort, ...] = ()
     """The efforts that the template takes, the least first."""
+    unasked: bool = True
+    """The model thinks where the template is told nothing."""
+
+    def thinks(self, settings: ChatSettings) -> bool:
+        """Whether these settings leave a model that can think to do so."""
+        return self.unasked if self.switch is None or settings.thinking is None else settings.thinking
 
     def options(self, settings: ChatSettings) -> Mapping[str, Any]:
         """The template's variables for these settings. What an effort means where thinking is off is the template's
@@ -54,18 +60,18 @@ class Control:
 
 def find_control(render: Callable[[Mapping[str, Any]], str]) -> Control:
     """Renders with each variable and looks whether the prompt changes. `render` gives nothing where that fails."""
-    found = None
+    found, unasked = None, True
     for name, on, off in _SWITCHES:
         prompts = render({name: on}), render({name: off})
         if all(prompts) and prompts[0] != prompts[1]:
-            found = name, on, off
+            found, unasked = (name, on, off), render({}) != prompts[1]
             break
     thinking = {found[0]: found[1]} if found else {}
     for name in _EFFORTS:
         efforts = _efforts(partial(_with_effort, render, thinking, name))
         if efforts:
-            return Control(found, name, efforts)
-    return Control(found)
+            return Control(found, name, efforts, unasked)
+    return Control(found, unasked=unasked)
 
 
 def _with_effort(
@@ -88,24 +94,3 @@ def _efforts(render: Callable[[str | None], str]) -> tuple[ReasoningEffort, ...]
     high = heard[-1] >= EFFORTS.index("high")
     others = range(heard[0]) if high else range(heard[-1] + 1, len(EFFORTS))
     return tuple(effort for effort in prompts if EFFORTS.index(effort) in {*heard, *others})
-
-
-def check_continuation(
-    settings: ChatSettings, messages: Sequence[Message], replayed: Collection[int] = frozenset()
-) -> None:
-    """Refuses a conversation in the middle of a tool loop where the model needs its reasoning back and does not get it:
-    messages cannot carry it (NAP-LLM, "Schemas": thinking is not input), turns that are `replayed` as their tokens do.
-    Raises WireError("unsupported")."""
-    if settings.reasoning_continuation != "required":
-        return
-    lost = False
-    for index, message in enumerate(messages):
-        if message.role == "user":
-            lost = False
-        elif index not in replayed and any(isinstance(part, ToolCallPart) for part in message.content):
-            lost = True
-    if lost:
-        raise WireError(
-            "unsupported",
-            "this connection's model needs the reasoning of its earlier calls, which came without their continuations",
-        )

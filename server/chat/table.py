@@ -20,6 +20,8 @@ UNRECOGNISED = {
 }
 """Why a template has the generic format."""
 
+_LATER = {"native": "", "first": ", later: joins the first", "none": ", later: refused"}
+
 _HEADER = """| template | format | system | tools | calls | text beside | results | images | thinking | set by |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
@@ -42,7 +44,7 @@ def _row(name: str, source: str) -> str:
     cells = [
         name,
         label,
-        ("native" if traits.system else "first user turn") + ("" if traits.later_system else ", later: user turn"),
+        ("native" if traits.system else "first user turn") + _LATER[traits.later_system],
         "native" if native else "system turn",
         _calls(traits, native=not format.forced),
         "native" if traits.beside else "turn of its own" if traits.apart else "spelled" if native else "",

@@ -119,6 +119,7 @@ class Complete:
             ),
             schema=request.schema,
             continuations=request.continuations,
+            names=request.names,
         )
 
     def _connection(self, request: CompleteRequest) -> str | None:

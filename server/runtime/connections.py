@@ -65,7 +65,10 @@ class Connection:
     ) -> None:
         self.config = config
         self.settings = ChatSettings(
-            template=config.template, reasoning_continuation=config.reasoning_continuation, images=images
+            template=config.template,
+            reasoning_continuation=config.reasoning_continuation,
+            system_messages=config.system_messages,
+            images=images,
         )
         self.supports = Supports()
         self.parameters = Parameters()

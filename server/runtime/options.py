@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,5 +31,9 @@ class Options:
     """Texts that end the answer and are no part of it."""
     logprobs: int | None = None
     """How many of the likeliest tokens to tell with each token of the answer's text (`LiveGeneration.logprobs`)."""
+    lenient: bool = False
+    """Whether a history is carried as nearly as can be where it cannot be taken as it stands (`chat.Conversation`)."""
+    names: Sequence[str] = ()
+    """What the caller knows each of the request's messages by, where that is not its index."""
     continuations: Mapping[int, Continuation] | None = None
     """Those that came with the request's messages, by their index. None: nobody wants any, and none is made."""

@@ -455,6 +455,9 @@ class Runtime:
                 live.options.parallel,
                 live.options.stop,
                 turns,
+                frozenset(given or ()) - turns.keys(),
+                live.options.lenient,
+                live.options.names,
             ),
         )
         live.replayed = len(prepared.replayed)

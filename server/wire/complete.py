@@ -83,6 +83,8 @@ class CompleteRequest:
     schema: Mapping[str, Any] | None = None
     continuations: Mapping[int, Continuation] = field(default_factory=dict)
     diagnostics: bool = False
+    names: tuple[str, ...] = ()
+    """Where each of `generation`'s messages stands in the request: a message of results is one for each there."""
 
 
 def read_complete(
@@ -130,6 +132,7 @@ def read_complete(
         schema=schema,
         continuations=conversation.continuations,
         diagnostics=fields.boolean(members.get("diagnostics", False), "diagnostics"),
+        names=tuple(conversation.names),
     )
 
 
@@ -182,7 +185,7 @@ class _Conversation:
         self.continuations: dict[int, Continuation] = {}
         self._declared = constraints.input
         self._read_artifact = artifact
-        self._places: list[str] = []
+        self.names: list[str] = []
         self._called: dict[str, str] = {}
 
     def add(self, value: Any, at: str) -> None:
@@ -201,11 +204,11 @@ class _Conversation:
             self.continuations[len(self.messages) - 1] = found
 
     def check(self) -> None:
-        check_history(self.messages, places=self._places, call="id", answer="call_id")
+        check_history(self.messages, places=self.names, call="id", answer="call_id")
 
     def _put(self, message: Message, place: str) -> None:
         self.messages.append(message)
-        self._places.append(place)
+        self.names.append(place)
 
     def _part(self, value: Any, at: str) -> Part:
         kind = fields.one_of(fields.mapping(value, at).get("type"), f"{at}.type", _PARTS)

@@ -14,6 +14,13 @@ Format = Literal["text", "json"]
 ToolChoiceMode = Literal["auto", "none", "required", "tool"]
 ReasoningEffort = Literal["minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 """From the least to the most (mhome LLM contract, "GenerationParameters")."""
+ReasoningContinuation = Literal["auto", "dropped", "required"]
+"""What becomes of a loop of tool calls whose earlier turns came without the reasoning behind their calls. "auto": it is
+refused where the model's format wants that back and the model thinks. "dropped": it goes on. "required": it is refused.
+"""
+SystemMessages = Literal["separate", "merge"]
+"""What becomes of a system message behind the first where a chat template takes but one. "separate": it is refused.
+"merge": its text joins the first, or becomes the first where there is none."""
 Finish = Literal["stop", "length", "refusal", "toolUse"]
 ErrorCode = Literal[
     "unsupported",

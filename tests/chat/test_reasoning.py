@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from server.chat.conversation import ChatSettings, Conversation, Prepared
 from server.chat.formats import FORMATS, recognise
 from server.chat.prepare import Model
 from server.chat.probe import probe
-from server.chat.reasoning import EFFORTS, Control, check_continuation
+from server.chat.reasoning import EFFORTS, Control
 from server.chat.template import Template
 from server.engine import Vocab
 from server.wire.records import Message, TextPart, ThinkingPart, Tool, ToolCallPart, WireError
@@ -116,7 +119,29 @@ ASK = Message("user", (TextPart("Look."),))
 CALL = Message("assistant", (ToolCallPart("c1", "look", {}),))
 RESULT = Message("toolResult", (TextPart("Seen."),), tool_call_id="c1", tool_name="look")
 ANSWER = Message("assistant", (TextPart("I saw."),))
+AGAIN = (
+    Message("assistant", (ToolCallPart("c2", "look", {}),)),
+    Message("toolResult", (TextPart("Seen."),), tool_call_id="c2", tool_name="look"),
+)
 REQUIRED = ChatSettings(reasoning_continuation="required")
+WANTING = (
+    *("Cohere2MoE", "CohereForAI-c4ai-command-r7b-12-2024-tool_use", "Kimi-K2-Thinking", "Kimi-K3", "MiniMax-M2"),
+    *("MiniMax-M3", "deepseek-ai-DeepSeek-V3.2", "deepseek-ai-DeepSeek-V4", "deepseek-ai-DeepSeek-V4-Flash-0731"),
+    "openai-gpt-oss-120b",
+)
+"""Templates whose models are trained to get their own reasoning back within a loop of calls."""
+AT_THE_USER = {"MiniMax-M2", "deepseek-ai-DeepSeek-V3.2"}
+"""Of these, the ones that drop it once the user speaks; the others keep it up to the answer at least."""
+
+
+def told(model: Model, messages: tuple[Message, ...], settings: ChatSettings, **fields: Any) -> str:
+    """What the refusal of this conversation says; empty where it is prepared."""
+    try:
+        model.prepare(Conversation(messages, (TOOL,), "auto", **fields), settings)
+    except WireError as error:
+        assert error.code == "unsupported"
+        return error.message
+    return ""
 
 
 @pytest.mark.parametrize("messages", [(ASK, CALL, RESULT), (ASK, ANSWER, ASK, CALL, RESULT, CALL, RESULT)])
@@ -133,8 +158,71 @@ def test_a_loop_without_its_reasoning_is_refused_where_it_is_required(
 @pytest.mark.parametrize(
     "messages", [(ASK,), (ASK, ANSWER), (ASK, CALL, RESULT, ASK), (ASK, CALL, RESULT, ANSWER, ASK)]
 )
-def test_what_continues_no_loop_is_prepared(messages: tuple[Message, ...]) -> None:
-    check_continuation(REQUIRED, messages)
+def test_what_continues_no_loop_is_prepared(vocab: Vocab, messages: tuple[Message, ...]) -> None:
+    assert not told(Model(vocab), messages, REQUIRED)
+
+
+def test_templates_of_models_that_want_their_reasoning_back(templates: dict[str, str]) -> None:
+    found = {}
+    for name, source in templates.items():
+        traits = probe(Template(source))
+        format = recognise(source, traits.sample)
+        if format.wants_thinking and format.thinking is not None:
+            assert traits.replay, name
+            found[name] = traits.outlasting
+    assert set(found) == set(WANTING)
+    assert {name for name, outlasting in found.items() if not outlasting} == AT_THE_USER
+
+
+@pytest.mark.parametrize("name", WANTING)
+def test_a_loop_without_its_reasoning_is_refused_where_the_format_wants_it(
+    vocab: Vocab, templates: dict[str, str], name: str
+) -> None:
+    model, thinking = Model(vocab, templates[name]), ChatSettings(thinking=True)
+    rounds = (ASK, CALL, RESULT, *AGAIN)
+    refused = told(model, (ASK, CALL, RESULT), thinking)
+    assert refused.startswith("messages[1]: ") and "reasoning" in refused and "/llm/complete" in refused
+    assert 'reasoning_continuation = "dropped"' in refused
+    assert ("switch thinking off" in refused) is (name in SWITCHES)
+    assert told(model, rounds, thinking).startswith("messages[1]: ")
+    assert told(model, (ASK, CALL, RESULT, ANSWER, ASK, *AGAIN), thinking).startswith("messages[5]: ")
+    # A turn that has been answered is over, and so its reasoning.
+    for over in ((ASK,), (ASK, ANSWER, ASK), (ASK, CALL, RESULT, ANSWER, ASK)):
+        assert not told(model, over, thinking)
+    # Where the user has spoken into the loop, the template decides.
+    assert bool(told(model, (ASK, CALL, RESULT, ASK), thinking)) is (name not in AT_THE_USER)
+    # An owner may have it otherwise; so may a projection whose clients know no better, but for what an owner requires.
+    assert not told(model, rounds, replace(thinking, reasoning_continuation="dropped"))
+    assert not told(model, rounds, thinking, lenient=True)
+    assert told(model, rounds, replace(thinking, reasoning_continuation="required"), lenient=True)
+    if name in SWITCHES:
+        assert not told(model, rounds, ChatSettings(thinking=False))
+
+
+@pytest.mark.parametrize("name", WANTING)
+def test_untold_a_model_thinks_as_its_template_has_it(vocab: Vocab, templates: dict[str, str], name: str) -> None:
+    silent = {
+        "CohereForAI-c4ai-command-r7b-12-2024-tool_use",
+        *(name for name in WANTING if name.startswith("deepseek")),
+    }
+    refused = told(Model(vocab, templates[name]), (ASK, CALL, RESULT), ChatSettings())
+    assert bool(refused) is (name not in silent)
+
+
+@pytest.mark.parametrize("name", ["Qwen-Qwen3-0.6B", "Kimi-K2-Instruct", "GLM-4.6", "Qwen-Qwen2.5-7B-Instruct"])
+def test_models_that_get_along_without_go_on(vocab: Vocab, templates: dict[str, str], name: str) -> None:
+    model = Model(vocab, templates[name])
+    for settings in (ChatSettings(), ChatSettings(thinking=True)):
+        assert not told(model, (ASK, CALL, RESULT), settings)
+
+
+def test_turns_of_another_route_begin_a_new_context(vocab: Vocab, templates: dict[str, str]) -> None:
+    """By the contract of `/llm/complete`; an owner may require more."""
+    model, messages = Model(vocab, templates["openai-gpt-oss-120b"]), (ASK, CALL, RESULT)
+    assert not told(model, messages, ChatSettings(), restarted=frozenset({1}))
+    assert told(model, messages, REQUIRED, restarted=frozenset({1}))
+    assert told(model, (*messages, *AGAIN), ChatSettings(), restarted=frozenset({1})).startswith("messages[3]: ")
+    assert told(model, messages, ChatSettings(), names=("a", "b", "c")).startswith("b: ")
 
 
 def test_formats_say_whose_models_expect_their_reasoning_back() -> None:

@@ -117,6 +117,8 @@ class Asked:
             parallel=self.parallel,
             stop=self.stop,
             logprobs=self.logprobs,
+            # These clients repeat a history that they cannot mend, and know no way to carry what is missing.
+            lenient=True,
         )
 
 

@@ -1,0 +1,75 @@
+"""What of a history a model or its template cannot take as it stands: refused by the message's name, or carried as the
+connection's owner or the projection says."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from server.chat.conversation import ChatSettings, Conversation
+from server.chat.format import Format
+from server.chat.probe import Traits
+from server.chat.prompt import text_of
+from server.chat.text import Text
+from server.wire.records import Message, ToolCallPart, WireError
+
+
+def check_reasoning(
+    conversation: Conversation, settings: ChatSettings, format: Format, traits: Traits, replayed: Collection[int] = ()
+) -> None:
+    """Refuses a conversation in the middle of a tool loop where the model needs the reasoning behind its calls and does
+    not get it: messages cannot carry it (NAP-LLM, "Schemas": thinking is not input), turns that are `replayed` as their
+    tokens do.
+
+    By its format a model needs it where that is what it has been trained with, and it thinks. Raises
+    WireError("unsupported") naming the first turn that lacks it.
+    """
+    rule = settings.reasoning_continuation
+    needed = format.wants_thinking and format.thinking is not None and traits.reasoning.thinks(settings)
+    if rule == "dropped" or (rule == "auto" and (conversation.lenient or not needed)):
+        return
+    # A turn that comes from another route begins a new context by contract; an owner may require more.
+    excused = {*replayed, *(conversation.restarted if rule == "auto" else ())}
+    lost = [index for index in open_calls(conversation.messages, traits) if index not in excused]
+    if not lost:
+        return
+    ways = ['set reasoning_continuation = "dropped"', *(["switch thinking off"] if traits.reasoning.switch else [])]
+    raise WireError(
+        "unsupported",
+        f"{conversation.name(lost[0])}: this connection's model needs the reasoning behind its calls to go on, which "
+        "the request does not carry; requests of /llm/complete carry it in the continuations of their messages. The "
+        f"connection's owner may {' or '.join(ways)}",
+    )
+
+
+def open_calls(messages: Sequence[Message], traits: Traits) -> list[int]:
+    """The turns of calls in the loop that goes on: those since the last user's turn; where the template keeps reasoning
+    past that, those since the last answer without calls."""
+    closing = "assistant" if traits.outlasting else "user"
+    found: list[int] = []
+    for index, message in enumerate(messages):
+        if any(isinstance(part, ToolCallPart) for part in message.content):
+            found.append(index)
+        elif message.role == closing:
+            found.clear()
+    return found
+
+
+def joined_system(conversation: Conversation, settings: ChatSettings, traits: Traits) -> tuple[Text, ...]:
+    """The system messages behind the first, where they join it; none where each stays in its place.
+
+    They join it where the template itself would have it so, and where the owner lets them because it takes but one.
+    Raises WireError("unsupported") naming the first that has no place (NAP-LLM, "API Surface": no message or role is
+    discarded).
+    """
+    later = [index for index, each in enumerate(conversation.messages) if index and each.role == "system"]
+    if not later or traits.later_system == "native":
+        return ()
+    if traits.later_system == "first" or settings.system_messages == "merge":
+        return tuple(text_of(conversation.messages[at]) for at in later)
+    if conversation.lenient:
+        return ()
+    raise WireError(
+        "unsupported",
+        f"{conversation.name(later[0])}: this model's chat template takes a system message at the beginning alone. The "
+        'connection\'s owner may let later ones join it (system_messages = "merge")',
+    )
