@@ -29,7 +29,7 @@ def check_reasoning(
         return
     # A turn that comes from another route begins a new context by contract; an owner may require more.
     excused = {*replayed, *(conversation.restarted if rule == "auto" else ())}
-    lost = [index for index in open_calls(conversation.messages, traits) if index not in excused]
+    lost = [index for index in open_calls(conversation.messages) if index not in excused]
     if not lost:
         return
     ways = ['set reasoning_continuation = "dropped"', *(["switch thinking off"] if traits.reasoning.switch else [])]
@@ -41,16 +41,15 @@ def check_reasoning(
     )
 
 
-def open_calls(messages: Sequence[Message], traits: Traits) -> list[int]:
-    """The turns of calls in the loop that goes on: those since the last user's turn; where the template keeps reasoning
-    past that, those since the last answer without calls."""
-    closing = "assistant" if traits.outlasting else "user"
+def open_calls(messages: Sequence[Message]) -> list[int]:
+    """The turns of calls in the loop that goes on: those since the user spoke last. One that the user has spoken into is
+    over, as one that has been answered is."""
     found: list[int] = []
     for index, message in enumerate(messages):
-        if any(isinstance(part, ToolCallPart) for part in message.content):
-            found.append(index)
-        elif message.role == closing:
+        if message.role == "user":
             found.clear()
+        elif any(isinstance(part, ToolCallPart) for part in message.content):
+            found.append(index)
     return found
 
 

@@ -275,7 +275,7 @@ def inspect(path: str, settings: ChatSettings) -> Capabilities:
     found = model(path, settings.template)
     capabilities = found.capabilities(settings)
     with suppress(WireError):
-        found.prepare(_LOOP, settings)
+        found.prepare(_LOOP, replace(settings, reasoning_continuation="dropped"))
     if capabilities.images:
         _decode([("", ImagePart("image/png", _DOT))], settings.images)
     return capabilities

@@ -66,8 +66,6 @@ class Traits:
     """How it can be told to think."""
     replay: bool = False
     """The reasoning behind a call is rendered before its result, where it is given."""
-    outlasting: bool = False
-    """So it is where a user speaks before the answer."""
     images: bool = False
     """An image within a user's text stands at its place in the prompt."""
     result_images: bool = False
@@ -125,16 +123,15 @@ class _Probes:
             or self.render([user, self.called(arguments), result], tools=True)
             or self.render([user], tools=True),
             replay=self._replays(reasoning, [user, asked, result]),
-            outlasting=self._replays(reasoning, [user, asked, result, self.turn("user", _OTHER)]),
             images=self._keeps([self.turn("user", _IMAGE)]),
             result_images=self._keeps([user, asked, self.result(text=_IMAGE), reply, user], tools=True),
             reasoning=reasoning,
         )
 
     def _replays(self, reasoning: Control, messages: Sequence[dict[str, Any]]) -> bool:
-        user, asked, *rest = messages
+        user, asked, result = messages
         thought = {**asked, **dict.fromkeys(_REASONINGS, content(_SYSTEM))}
-        prompt = self.render([user, thought, *rest], tools=True, options=reasoning.options(_THINKING))
+        prompt = self.render([user, thought, result], tools=True, options=reasoning.options(_THINKING))
         return _SYSTEM in prompt and _RESULT in prompt
 
     def _later_system(self) -> Literal["native", "first", "none"]:

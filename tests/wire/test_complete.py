@@ -56,7 +56,7 @@ def refusal(*messages: Any, **members: Any) -> WireError:
 
 def test_the_least_request() -> None:
     request = read(ASK)
-    assert request == CompleteRequest(request.generation)
+    assert request == CompleteRequest(request.generation, names=("messages[0]",))
     assert request.generation.messages == (Message("user", (TextPart("Look."),)),)
     assert (request.generation.handle, request.generation.tools, request.generation.tool_choice) == ("", (), None)
     assert (request.generation.format, request.generation.max_tokens) == ("text", None)
