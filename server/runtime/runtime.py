@@ -489,7 +489,7 @@ class Runtime:
         live.stage = "loading"
         async with connection.in_use() as engine:
             if self.handles.resolve(live.endpoint, handle) is not connection:
-                raise _selection_changed()
+                raise selection_changed()
             sizes = [(picture.width, picture.height) for _, picture in prepared.pictures]
             refusal = await engine.check(len(prepared.tokens), sizes)
         if refusal is not None:

@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 import pytest
@@ -21,7 +21,7 @@ import pytest_asyncio
 
 from server.app import create_app
 from server.chat import HelperPool
-from server.chat.format import Format, Json
+from server.chat.format import Format
 from server.chat.formats import FORMATS, GENERIC
 from server.chat.prepare import Model
 from server.chat.spell import spell
@@ -211,7 +211,13 @@ async def house(
     source = templates[TEMPLATES[name]]
     markers = (GENERIC if name == GENERIC.name else FORMATS[name]).markers
     base = sdist / "vendor/llama.cpp/models/ggml-vocab-gpt-2.gguf"
-    write_model(directory / "m.gguf", base, sorted({*control_texts([source], markers), *BESIDE.get(name, ())}), size=4096, template=source)
+    write_model(
+        directory / "m.gguf",
+        base,
+        sorted({*control_texts([source], markers), *BESIDE.get(name, ())}),
+        size=4096,
+        template=source,
+    )
     vocab = Vocab.load(str(directory / "m.gguf"))
     model = ConnectionConfig(
         name, name, name, Source(path=directory / "m.gguf"), context_length=4096, slots=2, threads=1
