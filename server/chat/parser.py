@@ -22,6 +22,14 @@ from server.chat.syntax.objects import NOTHING, read_json, read_string, value
 __all__ = ["MalformedOutput", "Parser", "ParserSpec", "make_parser"]
 
 
+class _ForbiddenCall(MalformedOutput):
+    """A call that is written well, where none is allowed: it fails a turn that completes, while one that is cut short
+    stays a partial outcome (NAP-LLM, "Tool"). So this is not certain before the end."""
+
+    def __init__(self) -> None:
+        super().__init__("a call where none is allowed")
+
+
 @dataclass(frozen=True, slots=True)
 class ParserSpec:
     """What a parser must know; picklable.
@@ -50,6 +58,8 @@ class Parser:
         self._blocks = Blocks()
         self._reader = Reader(spec.lead)
         self._failure: str | None = None
+        self.broken = False
+        """Whether the output breaks its format already, whatever may still come."""
         self.ids: list[str] = []
         """For each call so far the id that the model gave it; empty where its format has none."""
         self.thoughts: list[tuple[int, int | None]] = []
@@ -61,11 +71,6 @@ class Parser:
     def waiting(self) -> int:
         """Characters that have come and are not certain yet."""
         return self._reader.waiting
-
-    @property
-    def broken(self) -> bool:
-        """Whether the output breaks its format already, whatever may still come."""
-        return self._failure is not None
 
     def feed(self, text: str) -> list[BlockEvent]:
         """The events that this much more text makes certain. Never raises: a failure is told by `broken` at once, and
@@ -91,6 +96,7 @@ class Parser:
                 next(self._steps, None)
             except MalformedOutput as error:
                 self._failure = error.reason
+                self.broken = not isinstance(error, _ForbiddenCall)
             except OutputEnded:
                 self._failure = "the output ends inside a block"
         return self._blocks.take()
@@ -105,7 +111,7 @@ class Parser:
         for calls in format.calls if spec.calls != "ignored" else ():
             if (format.forced or calls.anchored) and (yield from self._recognised(calls)):
                 if spec.calls == "refused":
-                    raise MalformedOutput("a call where none is allowed")
+                    raise _ForbiddenCall
                 yield from self._expect(str(calls.opening[0]))
                 yield from self._section(calls)
         yield from self._free(format)
@@ -163,7 +169,7 @@ class Parser:
         for calls in spellings:
             if (yield from self._recognised(calls, marker)):
                 if self._spec.calls != "allowed":
-                    raise MalformedOutput("a call where none is allowed")
+                    raise _ForbiddenCall
                 yield from self._section(calls)
                 return
         if self._spec.calls == "allowed" and not self._spec.format.framed:

@@ -31,7 +31,7 @@ class OutputParser(Protocol):
 
     @property
     def broken(self) -> bool:
-        """Whether it is certain that `finish` will fail an output that ends by itself: more of it is in vain."""
+        """Whether the output is malformed already, whatever may still come: more of it is in vain."""
         ...
 
     @property

@@ -181,6 +181,18 @@ def test_a_call_where_none_is_allowed() -> None:
     assert read(PLAIN, list(output)).of("text") == output
 
 
+def test_a_call_where_none_is_allowed_fails_no_turn_that_is_cut_short() -> None:
+    for output in (
+        'Well: {"tool_calls": [{"name": "get_weather", "arguments": {',
+        '{"tool_calls": [{"name": "get_weather", "arguments": {}}]}',
+    ):
+        parser = Parser(REFUSED)
+        for char in output:
+            parser.feed(char)
+            assert not parser.broken
+        assert isinstance(parser.finish("length"), list)
+
+
 def test_a_json_answer_is_kept_as_it_stands() -> None:
     assert read(ParserSpec(FORMAT, json=True), ['{"a": ', "1}"]).of("text") == '{"a": 1}'
     framed = ParserSpec(FORMAT, "allowed", TOOLS, json=True)
