@@ -42,8 +42,8 @@ def check_reasoning(
 
 
 def open_calls(messages: Sequence[Message]) -> list[int]:
-    """The turns of calls in the loop that goes on: those since the user spoke last. One that the user has spoken into is
-    over, as one that has been answered is."""
+    """The turns of calls in the loop that goes on: those since the user spoke last. A loop that the user has spoken
+    into is over, as one that has been answered is."""
     found: list[int] = []
     for index, message in enumerate(messages):
         if message.role == "user":

@@ -15,7 +15,6 @@ import pytest
 
 from server.client import Client, TransportError
 from server.config import Restrictions, ServerConfig
-from server.wire.records import WireError
 from tests.conformance.conftest import Controlled, Make, Shell, check_stream, user
 from tests.pictures import png
 
@@ -829,14 +828,21 @@ async def test_llm_c17_thinking_is_not_sent(controlled: Controlled) -> None:
 
 
 @pytest.mark.needs("a model that cannot go on without its own reasoning")
-async def test_llm_c17_unrepresentable_state(make: Make, pool: Any) -> None:
-    class Opaque(Stalled):
-        async def prepare(self, *arguments: Any) -> Any:
-            raise WireError("unsupported", "this model cannot go on without its own reasoning")
-
-    controlled: Controlled = await make(chat=Opaque(pool))
-    assert (await controlled.fail(await controlled.request()))["code"] == "unsupported"
-    assert controlled.engine.runs == []
+async def test_llm_c17_unrepresentable_state(make: Make, sdist: Any) -> None:
+    """gpt-oss, by its own template (more in `tests/http/test_reasoning_history.py`)."""
+    template = (sdist / "vendor/llama.cpp/models/templates/openai-gpt-oss-120b.jinja").read_text()
+    controlled: Controlled = await make(template=template)
+    call = {"type": "toolCall", "toolCallId": "c1", "name": "get_weather", "arguments": {"city": "Oslo"}}
+    answer = {
+        "role": "toolResult",
+        "toolCallId": "c1",
+        "toolName": "get_weather",
+        "content": [{"type": "text", "text": "4 °C"}],
+    }
+    history = [user("Weather?"), assistant(call), answer]
+    error = await controlled.fail(await controlled.request(messages=history, tools=[WEATHER]))
+    assert error["code"] == "unsupported" and error["message"].startswith("messages[1]: ")
+    assert controlled.engine.runs == [] and controlled.world.starts == []
 
 
 async def test_llm_c17_thinking_in_the_history(shell: Shell) -> None:
