@@ -52,8 +52,8 @@ OVER = {
 
 
 class House:
-    """Our whole server over SmolLM2 with another family's template, and two shells. On what one of them wants to generate
-    the owner decides."""
+    """Our whole server over SmolLM2 with another family's template, and two shells. On what one of them wants to
+    generate the owner decides."""
 
     def __init__(self, runtime: Runtime, always: httpx.AsyncClient, asking: httpx.AsyncClient) -> None:
         self.runtime, self.always, self.asking = runtime, always, asking
