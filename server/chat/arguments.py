@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from grammars import Compiled, compile_schema
-from grammars.spelling import Elements
+from grammars.spelling import ARGUMENT, Elements
+from server.chat.copied import CopiedGrammar
 from server.chat.format import Json, Literals, Nested, Syntax, Tagged, Types
 from server.chat.gbnf import Gbnf
-from server.chat.kinds import member_types
+from server.chat.kinds import MEMBERS, member_types
 from server.chat.nested import NestedGrammar
 
 __all__ = ["Arguments", "compiled", "member_types"]
-
-_NAMED = frozenset(
-    {"type", "properties", "required", "additionalProperties", "$schema", "$id", "$defs", "definitions"}
-    | {"title", "description", "default", "examples", "deprecated", "$comment"}
-)
-"""Keywords of a tool's schema under which its properties are all that `member_types` looks at."""
-
 
 class Arguments:
     """The arguments of one tool, as the spellings of a format write them.
@@ -30,16 +25,13 @@ class Arguments:
     """
 
     def __init__(self, schema: Mapping[str, Any], syntaxes: Iterable[Syntax]) -> None:
-        self._compiled = {
-            syntax: NestedGrammar(schema, syntax) if isinstance(syntax, Nested) else compiled(schema, syntax)
-            for syntax in syntaxes
-        }
+        self._compiled = {syntax: _grammar(schema, syntax) for syntax in syntaxes}
         self.satisfiable = all(each.satisfiable for each in self._compiled.values())
         raw = [syntax for syntax in self._compiled if not isinstance(syntax, Json)]
         self.types: Types = member_types(schema) if raw else {}
         self.checked = any(each.checks for each in self._compiled.values()) or any(
             isinstance(syntax, Nested)
-            or not _NAMED.issuperset(schema)
+            or not MEMBERS.issuperset(schema)
             or not all(_certain(syntax, kinds) for kinds in self.types.values())
             for syntax in raw
         )
@@ -48,6 +40,20 @@ class Arguments:
         """Add the rules, all names prefixed; what stands for the arguments in other rules."""
         gbnf.add(self._compiled[syntax].rules(prefix))
         return f"{prefix}root"
+
+    def unclosed(self, prefix: str, syntax: Syntax) -> str:
+        """What stands in place of the arguments where the turn's calls end behind them; empty where nothing else does.
+        Its rules are those that `write` adds."""
+        return f"{prefix}unclosed" if isinstance(self._compiled[syntax], CopiedGrammar) else ""
+
+
+def _grammar(schema: Mapping[str, Any], syntax: Syntax) -> Compiled | CopiedGrammar | NestedGrammar:
+    if isinstance(syntax, Nested):
+        return NestedGrammar(schema, syntax)
+    alone = member_types(schema).alone
+    if isinstance(syntax, Literals) and syntax.wrappers and alone is not None and re.match(ARGUMENT, alone):
+        return CopiedGrammar(schema, syntax, alone)
+    return compiled(schema, syntax)
 
 
 def _certain(syntax: Syntax, kinds: tuple[str, ...]) -> bool:

@@ -79,17 +79,24 @@ class _Writer:
         many = sequence([gbnf.literal(calls.between + opened), f"{name}-call"])
         repeat = f"({many}){{0,{calls.most - 1}}}" if calls.most > 1 and not self._single else ""
         begin = self._opening(calls.begin, marker) if calls.begin else ""
-        gbnf.add_rule(name, sequence([begin, f"{name}-call", repeat, gbnf.literal(calls.end)]))
         at = calls.call.index(NAME)
         before = [self._part(calls, part) for part in calls.call[:at]]
         if before and not calls.begin:
             before[0] = "" if opened else self._opening(str(calls.call[0]), marker)
         gbnf.name_tokens(calls.syntax_literals)
-        named = []
+        named, unclosed = [], []
         for index, (tool, arguments) in enumerate(tools.items()):
-            after = [self._after(calls, part, tool, arguments, f"{name}-t{index}-") for part in calls.call[at + 1 :]]
+            prefix = f"{name}-t{index}-"
+            after = [self._after(calls, part, tool, arguments, prefix) for part in calls.call[at + 1 :]]
             named.append(sequence([quote(tool), *after]))
+            if last := arguments.unclosed(prefix, calls.syntax):
+                after[calls.call.index(ARGUMENTS) - at - 1] = last
+                unclosed.append(sequence([quote(tool), *after]))
         gbnf.add_rule(f"{name}-call", sequence([*before, choice(named)]))
+        turn = sequence([f"{name}-call", repeat])
+        if unclosed:
+            turn = choice([turn, sequence([*before, choice(unclosed)])])
+        gbnf.add_rule(name, sequence([begin, turn, gbnf.literal(calls.end)]))
         return name
 
     def _part(self, calls: Calls, part: str | Slot) -> str:

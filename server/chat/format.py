@@ -58,6 +58,9 @@ class Literals:
 
     `spelling`: the notation's name in `grammars.spelling`. Strings stand between `quote`: with escapes where that is
     `"`, raw otherwise. Keys inside objects are strings, or bare where `bare_keys`. `words`: null, true and false.
+
+    `wrappers`: the only argument of a tool may, where it is any text, be written as it was copied (`syntax.copied`), or
+    within an object under the first of these names; under the second where the argument itself is called so.
     """
 
     spelling: str
@@ -69,9 +72,25 @@ class Literals:
     quote: str
     words: tuple[str, str, str]
     bare_keys: bool
+    wrappers: tuple[str, ...] = ()
+
+    def wrapper(self, name: str) -> str:
+        """The name under which the object with this argument stands."""
+        return next(wrapper for wrapper in self.wrappers if wrapper != name)
 
 
-PYTHON = Literals("keywords", "", "", "=", ", ", ": ", '"', ("None", "True", "False"), bare_keys=False)
+PYTHON = Literals(
+    "keywords",
+    "",
+    "",
+    "=",
+    ", ",
+    ": ",
+    '"',
+    ("None", "True", "False"),
+    bare_keys=False,
+    wrappers=("arguments", "parameters"),
+)
 """Keyword arguments of a Python call."""
 
 GEMMA = Literals("gemma", "{", "}", ":", ",", ":", '<|"|>', ("null", "true", "false"), bare_keys=True)

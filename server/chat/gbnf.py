@@ -101,6 +101,11 @@ def unlike(name: str, start: str) -> str:
 ANY = r"[\x01-\U0010FFFF]"
 
 
+def any_of(chars: str) -> str:
+    """The class of these characters."""
+    return "[" + "".join(sorted({_code(ord(char)) for char in chars})) + "]"
+
+
 def others_than(chars: str, *, space: bool = False) -> str:
     """The class of every character but these. Written as ranges: llama.cpp's negated classes refuse partial
     characters near an excluded one."""

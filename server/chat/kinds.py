@@ -8,6 +8,10 @@ from typing import Any
 from server.chat.format import ANY_TYPE, Types
 from server.chat.spell import json_type
 
+ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "$comment"})
+MEMBERS = ANNOTATIONS | {"type", "properties", "required", "additionalProperties"}
+MEMBERS |= {"$schema", "$id", "$defs", "definitions"}
+"""Keywords of a tool's schema under which its properties are all that `member_types` looks at."""
 _DEPTH = 16
 """References and combinations that are followed."""
 
@@ -50,11 +54,31 @@ class Kinds(tuple[str, ...]):
         return Kinds.of(schemas[0] if len(schemas) == 1 else {"anyOf": schemas} if schemas else True, self._root)
 
 
-def member_types(schema: Mapping[str, Any]) -> Types:
-    """The types of a tool's arguments, those of undeclared ones under None."""
-    members = {name: Kinds.of(member, schema) for name, member in schema.get("properties", {}).items()}
+class Members(dict[str | None, tuple[str, ...]]):
+    """The types of a tool's arguments by their names, those of undeclared ones under None.
+
+    `alone`: the name of the tool's only argument where it must be given and any text will do.
+    """
+
+    alone: str | None = None
+
+
+def member_types(schema: Mapping[str, Any]) -> Members:
+    members = Members((name, Kinds.of(member, schema)) for name, member in schema.get("properties", {}).items())
     others = schema.get("additionalProperties", True)
-    return members if others is False else {**members, None: Kinds.of(others, schema)}
+    if others is not False:
+        members[None] = Kinds.of(others, schema)
+    members.alone = _alone(schema)
+    return members
+
+
+def _alone(schema: Mapping[str, Any]) -> str | None:
+    match schema.get("properties"), schema.get("required"):
+        case {**members}, [str(name)] if members.keys() == {name} and MEMBERS.issuperset(schema):
+            text = members[name]
+            if isinstance(text, Mapping) and text.get("type") == "string" and ANNOTATIONS >= text.keys() - {"type"}:
+                return name
+    return None
 
 
 def _branches(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[Mapping[str, Any]]:

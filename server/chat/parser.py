@@ -214,25 +214,33 @@ class Parser:
         """One call or several; the marker has been read."""
         self._blocks.cut()
         parts = calls.call if calls.begin else calls.call[1:]
-        between = calls.between.strip()
+        between, end = calls.between.strip(), calls.end
         while True:
             begin = partial(self._blocks.start, "toolCall")
-            self.ids.append((yield from self._call(calls, parts, begin, self._blocks.add)))
+            self.ids.append((yield from self._call(calls, parts, begin, self._blocks.add, end)))
             self._blocks.cut()
             if not calls.begin:
                 return  # the next call, if any, has a marker of its own
             following = between or str(calls.call[0])
             choice = yield from self._reader.choose([following, *filter(None, [calls.end])])
             if choice is None and calls.end:
-                yield from self._reader.wrong("a call is not followed by another or by the end of the calls")
+                yield from self._reader.choose([calls.end.partition("<")[0] or calls.end])
+                yield from self._reader.not_closed("a call is not followed by another or by the end of the calls")
             if choice != 0:
                 return
+            end = ""
             parts = calls.call if between else calls.call[1:]
 
     def _call(
-        self, calls: Calls, parts: Sequence[str | Slot], begin: Callable[[str], None], emit: Callable[[str], None]
+        self,
+        calls: Calls,
+        parts: Sequence[str | Slot],
+        begin: Callable[[str], None],
+        emit: Callable[[str], None],
+        end: str = "",
     ) -> Steps[str]:
-        """One call: `begin` takes its name, `emit` its arguments as JSON. Returns its id, where it has one."""
+        """One call: `begin` takes its name, `emit` its arguments as JSON; `end` is what follows where it is the only
+        one. Returns its id, where it has one."""
         reader = self._reader
         types: Types = {}
         name = id = ""
@@ -245,7 +253,7 @@ class Parser:
                 types = self._spec.tools[name]
                 begin(name)
             elif part is ARGUMENTS:
-                after = yield from read_arguments(reader, emit, calls.syntax, types, str(next(rest)))
+                after = yield from read_arguments(reader, emit, calls.syntax, types, str(next(rest)), end)
                 yield from self._expect(after)
             elif part is AGAIN:
                 if (yield from reader.word()) != name:

@@ -154,6 +154,12 @@ class Reader:
         yield from self.skip_space()
         raise MalformedOutput(reason) if self.waiting else OutputEnded
 
+    def not_closed(self, reason: str) -> Steps[None]:
+        """As `wrong`, where calls or a call's arguments should end: models of one format close them as another does."""
+        if (yield from self.choose(["</"])) is not None:
+            raise MalformedOutput("a call is closed by the tag of another format")
+        yield from self.wrong(reason)
+
     def word(self, pattern: re.Pattern[str] = WORD) -> Steps[str]:
         """A name or an id: it ends where a character stands that cannot be in one."""
         yield from self.skip_space()

@@ -12,15 +12,17 @@ from server.chat.syntax.nested import read_nested
 from server.chat.syntax.objects import read_object
 
 
-def read_arguments(reader: Reader, emit: Callable[[str], None], syntax: Syntax, types: Types, after: str) -> Steps[str]:
-    """One call's arguments; `after` is the literal that follows them. What of it is still to be read is returned:
-    syntaxes that know their end only by it have read it."""
+def read_arguments(
+    reader: Reader, emit: Callable[[str], None], syntax: Syntax, types: Types, after: str, end: str = ""
+) -> Steps[str]:
+    """One call's arguments; `after` is the literal that follows them, `end` what follows that if it may be the turn's
+    only call. What of `after` is still to be read is returned: syntaxes that know their end only by it have read it."""
     match syntax:
         case Tagged() as tags:
             yield from read_elements(reader, emit, tags, types, after)
             return ""
         case Literals() as notation:
-            yield from read_pairs(reader, emit, notation, types, notation.close or after)
+            yield from read_pairs(reader, emit, notation, types, notation.close or after, end)
             return after if notation.close else ""
         case Nested():
             yield from read_nested(reader, emit, syntax, types, after)

@@ -6,33 +6,45 @@ import re
 from collections.abc import Callable, Sequence
 
 from server.chat.format import ANY_TYPE, Literals, Types
+from server.chat.kinds import Members
 from server.chat.reader import MalformedOutput, OutputEnded, Reader, Steps
-from server.chat.syntax.objects import NOTHING, decode, value
+from server.chat.syntax.copied import read_copied, read_wrapped
+from server.chat.syntax.objects import NOTHING, read_inside, value
 from server.wire import quoted
 
 _BARE = re.compile(r"[^\s,\])}\[({:]*\s*")
 _CLOSER = {"{": "}", "[": "]"}
+_WRONG = "the arguments of a call are not written as their format has them"
+_QUOTE = "a string of a call holds a quote that is not escaped"
 
 
 def read_pairs(
-    reader: Reader, emit: Callable[[str], None], notation: Literals, types: Types, after: str
+    reader: Reader, emit: Callable[[str], None], notation: Literals, types: Types, after: str, end: str = ""
 ) -> Steps[None]:
-    """`key=value, …` up to and with the literal that follows."""
+    """`key=value, …` up to and with the literal that follows; `end`: what comes behind that if this may be all."""
     values = _Values(reader, emit, notation)
+    alone = types.alone if notation.wrappers and isinstance(types, Members) else None
     yield from reader.expect(notation.open, "a call is not written as its format has it")
     emit("{")
     seen: set[str] = set()
     while (yield from reader.choose([after])) is None:
         if seen and (yield from reader.choose([notation.comma])) is None:
-            yield from reader.wrong("the arguments of a call are not written as their format has them")
+            yield from reader.not_closed(_QUOTE if values.quoted else _WRONG)
         if seen and (yield from reader.choose([after])) is not None:
             break  # a comma at the end
         key = (yield from reader.text_until(notation.pair.strip())).strip()
+        if alone is not None and not seen and key == notation.wrapper(alone):
+            yield from read_wrapped(reader, emit, alone)
+            yield from reader.expect(after, _WRONG)
+            break
         if key in seen:
             raise MalformedOutput("a call names an argument twice")
         emit(f"{', ' if seen else ''}{quoted(key)}: ")
         seen.add(key)
-        yield from values.read(types.get(key, types.get(None, ANY_TYPE)))
+        if alone is not None and key == alone:
+            values.quoted = yield from read_copied(reader, emit, after, end)
+        else:
+            yield from values.read(types.get(key, types.get(None, ANY_TYPE)))
     emit("}")
 
 
@@ -43,6 +55,8 @@ class _Values:
         self._reader = reader
         self._emit = emit
         self._notation = notation
+        self.quoted = False
+        """Whether the last value stood between quotes that some other text may hold."""
         self._quotes = [notation.quote] if notation.quote != '"' else ['"', "'"]
 
     def read(self, types: Sequence[str] = ANY_TYPE) -> Steps[None]:
@@ -51,6 +65,7 @@ class _Values:
         if not reader.waiting:
             raise OutputEnded
         quote = yield from reader.choose(self._quotes)
+        self.quoted = quote is not None and self._notation.quote == '"'
         if quote is not None:
             yield from self._string(self._quotes[quote])
             return
@@ -65,23 +80,13 @@ class _Values:
     def _string(self, quote: str) -> Steps[None]:
         self._emit('"')
         if quote in ("'", '"'):
-            yield from self._escaped(quote)
+            yield from read_inside(self._reader, self._say, quote, python=True)
         elif (yield from self._reader.until([quote], self._say)) is None:
             raise OutputEnded
         self._emit('"')
 
     def _say(self, text: str) -> None:
         self._emit(quoted(text)[1:-1])
-
-    def _escaped(self, quote: str) -> Steps[None]:
-        """The inside of a Python string literal, as the inside of a JSON string."""
-        reader = self._reader
-        while True:
-            text, reader.at, waiting = decode(reader.buffer, reader.at, quote, python=True)
-            self._say(text)
-            if not waiting:
-                return
-            yield from reader.more()
 
     def _items(self, opening: str) -> Steps[None]:
         """What stands between brackets or braces, the opening one read."""
@@ -91,7 +96,9 @@ class _Values:
         while (yield from reader.choose([closing])) is None:
             if not first:
                 if (yield from reader.choose([notation.comma])) is None:
-                    yield from reader.wrong("a list or an object is not written as its format has it")
+                    yield from reader.wrong(
+                        _QUOTE if self.quoted else "a list or an object is not written as its format has it"
+                    )
                 if (yield from reader.choose([closing])) is not None:
                     break
                 self._emit(", ")
@@ -99,6 +106,7 @@ class _Values:
             if opening == "{":
                 yield from self._key()
             yield from self.read()
+        self.quoted = False
         self._emit(closing)
 
     def _key(self) -> Steps[None]:

@@ -14,6 +14,7 @@ _INSIDE = re.compile(r'["\\]')
 _PLAIN = {'"': re.compile(r'[^"\\]+'), "'": re.compile(r"[^'\\]+")}
 _TEXT = re.compile(r'"(?:[^"\\]|\\.)*"')
 _WORD = re.compile(r"[-+.0-9A-Za-z]*")
+_HEX = re.compile(r"[0-9A-Fa-f]*")
 _CLOSER = {"{": "}", "[": "]"}
 _ESCAPES = {'"': '"', "'": "'", "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 
@@ -86,8 +87,13 @@ def read_json(reader: Reader, emit: Callable[[str], None]) -> Steps[None]:
 def read_string(reader: Reader, emit: Callable[[str], None]) -> Steps[None]:
     """One JSON string, decoded as it comes. A surrogate without its other half becomes U+FFFD."""
     yield from reader.expect('"', "what should be a JSON string is none")
+    yield from read_inside(reader, emit, '"')
+
+
+def read_inside(reader: Reader, emit: Callable[[str], None], quote: str, *, python: bool = False) -> Steps[None]:
+    """A string behind its opening quote, up to and with the closing one, decoded as it comes."""
     while True:
-        text, reader.at, waiting = decode(reader.buffer, reader.at)
+        text, reader.at, waiting = decode(reader.buffer, reader.at, quote, python=python)
         emit(text)
         if not waiting:
             return
@@ -97,8 +103,9 @@ def read_string(reader: Reader, emit: Callable[[str], None]) -> Steps[None]:
 def decode(text: str, at: int, quote: str = '"', *, python: bool = False) -> tuple[str, int, bool]:
     """The inside of a string from `at` on: what is certain of it, where that ends, and whether more is needed.
 
-    `python`: a backslash before what is no escape stands for itself.
+    `python`: as Python has it (Language Reference, 2.4.1): a backslash before what is no escape stands for itself.
     """
+    escape = _python_escape if python else _escape
     out: list[str] = []
     while at < len(text):
         plain = _PLAIN[quote].match(text, at)
@@ -108,46 +115,56 @@ def decode(text: str, at: int, quote: str = '"', *, python: bool = False) -> tup
             continue
         if text[at] == quote:
             return "".join(out), at + 1, False
-        kind = text[at + 1 : at + 2]
-        if kind == "u":
-            char, size = _unit(text, at)
-            if not size:
-                break
-            out.append(char)
-            at += size
-        elif kind in _ESCAPES:
-            out.append(_ESCAPES[kind])
-            at += 2
-        elif kind and python:
-            out.append("\\")
-            at += 1
-        elif kind:
-            raise MalformedOutput("a JSON string holds an unknown escape")
-        else:
+        char, size = escape(text, at)
+        if not size:
             break
+        out.append(char)
+        at += size
     return "".join(out), at, True
+
+
+def _escape(text: str, at: int) -> tuple[str, int]:
+    """The character of the escape at `at` and its size; zero where more is needed."""
+    kind = text[at + 1 : at + 2]
+    if kind == "u":
+        if not _HEX.fullmatch(text[at + 2 : at + 6]):
+            raise MalformedOutput("a JSON string holds an unknown escape")
+        return _unit(text, at)
+    if kind and kind not in _ESCAPES:
+        raise MalformedOutput("a JSON string holds an unknown escape")
+    return (_ESCAPES[kind], 2) if kind else ("", 0)
+
+
+def _python_escape(text: str, at: int) -> tuple[str, int]:
+    kind = text[at + 1 : at + 2]
+    if kind in ("x", "u"):
+        size = 4 if kind == "x" else 6
+        digits = text[at + 2 : at + size]
+        if not _HEX.fullmatch(digits):
+            return "\\", 1
+        if kind == "u":
+            return _unit(text, at)
+        return (chr(int(digits, 16)), size) if len(digits) == 2 else ("", 0)
+    if kind and (kind == "/" or kind not in _ESCAPES):
+        return "\\", 1
+    return _escape(text, at)
 
 
 def _unit(text: str, at: int) -> tuple[str, int]:
     """The character of the `\\u` escape or escapes at `at`, and their size; zero where more is needed."""
-    code = _hex(text[at + 2 : at + 6])
-    if code is None:
+    digits = text[at + 2 : at + 6]
+    if len(digits) < 4:
         return "", 0
+    code = int(digits, 16)
     if 0xD800 <= code < 0xDC00:
         second = text[at + 6 : at + 12]
-        if second[:2] == "\\u"[: len(second)]:
-            low = _hex(second[2:]) if len(second) > 1 else None
-            if low is None:
+        if second[:2] == "\\u"[: len(second)] and _HEX.fullmatch(second[2:]):
+            if len(second) < 6:
                 return "", 0
+            low = int(second[2:], 16)
             if 0xDC00 <= low < 0xE000:
                 return chr(0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00)), 12
     return ("\N{REPLACEMENT CHARACTER}" if 0xD800 <= code < 0xE000 else chr(code)), 6
-
-
-def _hex(digits: str) -> int | None:
-    if not re.fullmatch(r"[0-9A-Fa-f]*", digits):
-        raise MalformedOutput("a JSON string holds an unknown escape")
-    return int(digits, 16) if len(digits) == 4 else None
 
 
 def value(text: str) -> object:
