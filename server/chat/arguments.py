@@ -16,6 +16,7 @@ from server.chat.nested import NestedGrammar
 
 __all__ = ["Arguments", "compiled", "member_types"]
 
+
 class Arguments:
     """The arguments of one tool, as the spellings of a format write them.
 

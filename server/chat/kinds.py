@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from server.chat.format import ANY_TYPE, Types
+from server.chat.format import ANY_TYPE
 from server.chat.spell import json_type
 
 ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "$comment"})
@@ -76,7 +76,7 @@ def _alone(schema: Mapping[str, Any]) -> str | None:
     match schema.get("properties"), schema.get("required"):
         case {**members}, [str(name)] if members.keys() == {name} and MEMBERS.issuperset(schema):
             text = members[name]
-            if isinstance(text, Mapping) and text.get("type") == "string" and ANNOTATIONS >= text.keys() - {"type"}:
+            if isinstance(text, Mapping) and text.get("type") == "string" and text.keys() - {"type"} <= ANNOTATIONS:
                 return name
     return None
 
