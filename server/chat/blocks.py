@@ -8,15 +8,22 @@ from server.chat.events import BlockDelta, BlockEnd, BlockEvent, BlockKind, Bloc
 class Blocks:
     """Opens and closes blocks and gathers their events.
 
-    White space around text waits until it is known what follows: before a marker it is nobody's.
+    White space around text waits until it is known what follows: beside a marker it is nobody's, or, with `own_space`,
+    that of the visible text which it leads or ends.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, own_space: bool = False) -> None:
+        self._own_space = own_space
         self._events: list[BlockEvent] = []
         self._index = -1
         self._open: BlockKind | None = None
         self._space: list[str] = []
+        self._marked = False
+        """Whether nothing but white space has come since the last marker."""
         self._trim = False
+        """Whether white space that leads the next text is nobody's."""
+        self.last: BlockKind | None = None
+        """The kind of the last block."""
         self.answered = False
         """Whether there is a block that is no thinking."""
 
@@ -29,7 +36,7 @@ class Blocks:
         """Open a block; the one before it ends."""
         self.close()
         self._index += 1
-        self._open = kind
+        self._open = self.last = kind
         self.answered |= kind != "thinking"
         self._events.append(BlockStart(self._index, kind, name))
 
@@ -61,18 +68,24 @@ class Blocks:
             self.start(kind)
             body = body.lstrip() if self._trim else body
         self._space = [tail] if tail else []
-        self._trim = False
+        self._trim = self._marked = False
         self.add(body)
 
-    def cut(self) -> None:
-        """A marker stands here: the white space around it is nobody's, and the block before it is over."""
-        self._space = []
-        self._trim = True
+    def cut(self, *, leads: bool = False) -> None:
+        """A marker stands here: the block before it is over. `leads`: it is one of those that text stands behind."""
+        leads &= self._own_space
+        if self._own_space and self._open == "text":
+            self.add("".join(self._space))
+            self._space = []
+        elif not leads or self.last != "text":
+            self._space = []
+        self._marked = True
+        self._trim = not leads
         self.close()
 
     def end_text(self) -> None:
         """The output ends in free text: white space that stands in no marker's way belongs to it."""
-        if self._space and not self._trim:
+        if self._space and not self._marked:
             if self._open != "text":
                 self.start("text")
             self.add("".join(self._space))

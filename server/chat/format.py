@@ -183,7 +183,8 @@ class Format:
     `forced`: models do not know this format; only the grammar makes them write it, framed from the first character
     on, and where nothing constrains them they write plain text. `framed`: its models do, too, of themselves. `noise`
     are markers that carry nothing. `next`: what stands between a finished block and the following one. `lead`: where
-    the prompt ends in this text, the output is read as if it began with it.
+    the prompt ends in this text, the output is read as if it began with it. `own_space`: white space between visible
+    text and the markers of frames and calls is the text's own; in other formats it is there for the markers' sake.
 
     `wants_thinking`: within a loop of tool calls its models expect their own reasoning back, which the wire cannot
     carry. `ids`: the shape of call ids in a history, with `{name}`, `{index}` (within the conversation) and `{short}`
@@ -201,6 +202,7 @@ class Format:
     noise: tuple[str, ...] = ()
     next: str = ""
     lead: str = ""
+    own_space: bool = False
     wants_thinking: bool = False
     ids: str = ""
 

@@ -55,7 +55,7 @@ class Parser:
 
     def __init__(self, spec: ParserSpec) -> None:
         self._spec = spec
-        self._blocks = Blocks()
+        self._blocks = Blocks(own_space=spec.format.own_space)
         self._reader = Reader(spec.lead)
         self._failure: str | None = None
         self.broken = False
@@ -152,12 +152,12 @@ class Parser:
             elif marker in thinking:
                 yield from self._thinking(thinking[marker])
             elif marker in text:
-                blocks.cut()
+                blocks.cut(leads=True)
                 if text[marker].close:
                     yield from until([text[marker].close], blocks.say_text)
-                    blocks.cut()
+                    blocks.cut(leads=True)
             elif marker in format.noise:
-                blocks.cut()
+                blocks.cut(leads=blocks.last == "text")
             elif spec.calls == "allowed" and not format.framed and len(calls[marker]) == 1:
                 yield from self._section(calls[marker][0])
             else:
@@ -218,7 +218,7 @@ class Parser:
         while True:
             begin = partial(self._blocks.start, "toolCall")
             self.ids.append((yield from self._call(calls, parts, begin, self._blocks.add, end)))
-            self._blocks.cut()
+            self._blocks.cut(leads=True)
             if not calls.begin:
                 return  # the next call, if any, has a marker of its own
             following = between or str(calls.call[0])

@@ -146,8 +146,15 @@ class Author:
             parts.append(self._calls(spelling))
             if self._chance(0.4):
                 parts.append(self._text(first=False))
-        # White space around markers is nobody's.
-        return [(f"{self._space()}{text}" if i else text, blocks) for i, (text, blocks) in enumerate(parts)]
+        written: list[tuple[str, list[tuple[str, Any]]]] = []
+        own = False
+        for text, blocks in parts:
+            # Beside markers white space is nobody's, or that of a free text, where the format has it so.
+            space = self._space() if written and not own else ""
+            own = format.own_space and bool(text) and blocks == [("text", text)]
+            text = f"{space}{text}{self._space() if own else ''}"
+            written.append((text, [("text", text)] if own else blocks))
+        return written
 
     def _text(self, *, first: bool, anchored: bool = False) -> tuple[str, list[tuple[str, Any]]]:
         format = self._format

@@ -32,6 +32,7 @@ FORMATS = (
         signs=(("<|tool_call>call:",),),
         thinking=Frame("<|channel>thought\n", "<channel|>"),
         noise=("<channel|>",),
+        own_space=True,
         calls=(Calls(call=("<|tool_call>call:", NAME, ARGUMENTS, "<tool_call|>"), syntax=GEMMA),),
     ),
 )

@@ -87,6 +87,7 @@ FORMATS = (
         thinking=Frame("<|think|>", "<|end|>"),
         text=(Frame("<|content|>", "<|end|>"),),
         noise=("<|begin|>assistant", "<|calls|>"),
+        own_space=True,
         next="<|begin|>assistant",
         calls=(
             Calls(
