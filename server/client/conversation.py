@@ -59,6 +59,17 @@ class Conversation:
             turn.cancel()
         return turn is not None
 
+    def reset(self, history: Iterable[Message] = ()) -> None:
+        """Starts a new chat, from any thread; `history` is what it begins with.
+
+        A turn that runs ends with `cancelled`, its tools once they are done: its reply, however late, is told to the
+        caller of that turn alone and is no part of the new chat, which may begin at once.
+        """
+        turn, self._turn = self._turn, None
+        self.history = list(history)
+        if turn is not None:
+            turn.discard()
+
     async def _run(self, opened: Iterable[Message], added: tuple[Message, ...], options: TurnOptions) -> TurnResult:
         if self._turn is not None:
             raise RuntimeError("a turn of this conversation is running")
@@ -73,7 +84,8 @@ class Conversation:
         try:
             return await turn.run(*added)
         finally:
-            self._turn = None
+            if self._turn is turn:
+                self._turn = None
 
 
 def user_message(content: Content) -> Message:

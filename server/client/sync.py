@@ -178,6 +178,9 @@ class SyncConversation:
     def cancel(self) -> bool:
         return self.inner.cancel()
 
+    def reset(self, history: Iterable[Message] = ()) -> None:
+        self.inner.reset(history)
+
 
 async def _noted(work: Coroutine[Any, Any, T], tasks: list[asyncio.Task[Any]]) -> T:
     task = asyncio.current_task()

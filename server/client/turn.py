@@ -81,8 +81,9 @@ class _Reply:
 
 
 class Turn:
-    """`history` is the conversation's own list and grows as the turn goes; `opened` are those of its messages that
-    belong to the turn already. Raises ValueError for options that make no sense, with the history untouched."""
+    """`history` is the conversation's own list and grows as the turn goes, until that is discarded; `opened` are those of
+    its messages that belong to the turn already. Raises ValueError for options that make no sense, with the history
+    untouched."""
 
     def __init__(
         self,
@@ -108,11 +109,17 @@ class Turn:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         self._cancelled = False
+        self._discarded = False
 
     def cancel(self) -> None:
         """From any thread, a tool's own too. Tools that run finish first."""
         self._cancelled = True
         self._loop.call_soon_threadsafe(self._stop.set)
+
+    def discard(self) -> None:
+        """Cancels, from any thread: the chat it belonged to is over. What still comes is in the result alone."""
+        self._discarded = True
+        self.cancel()
 
     async def run(self, *added: Message) -> TurnResult:
         """`added` are the messages that open the turn. An error rolls it back and is raised."""
@@ -189,7 +196,7 @@ class Turn:
     async def _read(self, stream: Stream) -> Generation:
         async with contextlib.aclosing(stream):
             async for event in stream:
-                if isinstance(event, Delta) and self._on_delta is not None:
+                if isinstance(event, Delta) and self._on_delta is not None and not self._discarded:
                     self._on_delta(event)
             return await stream.result()
 
@@ -219,12 +226,16 @@ class Turn:
 
     def _keep(self, *messages: Message) -> None:
         for message in messages:
-            self._history.append(message)
             self._messages.append(message)
+            if self._discarded:
+                continue
+            self._history.append(message)
             if self._on_message is not None:
                 self._on_message(message)
 
     def _kept(self, reason: StopReason, pending: tuple[ToolCallPart, ...] = ()) -> TurnResult:
+        if self._discarded:
+            return self._rolled_back("cancelled", pending)
         return TurnResult(reason, False, tuple(self._messages), tuple(self._generations), pending)
 
     def _rolled_back(

@@ -95,6 +95,18 @@ def test_a_turn_is_cancelled_from_a_tool() -> None:
     assert (result.stop_reason, result.rolled_back) == ("cancelled", True)
 
 
+def test_a_tool_may_begin_a_new_chat() -> None:
+    def forget() -> str:
+        conversation.reset()
+        return "forgotten"
+
+    with client(Server(calls(call("forget")), says("Hello."))) as nap:
+        conversation = SyncConversation(nap, MODEL)
+        result = conversation.send("Go.", tools=[forget])
+        assert (result.stop_reason, result.rolled_back, conversation.history) == ("cancelled", True, [])
+        assert conversation.send("Hi.").text == "Hello." and len(conversation.history) == 2
+
+
 def test_an_interrupt_ends_the_turn_and_rolls_it_back() -> None:
     server = Server(held(Fragment("text", "Once")))
     main = threading.main_thread().ident

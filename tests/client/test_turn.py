@@ -291,6 +291,74 @@ async def test_a_cancelled_task_is_no_result_and_rolls_back() -> None:
     assert server.given_up.is_set() and untouched(conversation) and not conversation.cancel()
 
 
+# --- reset
+
+
+@pytest.mark.parametrize("end", [WireError("cancelled", "cancelled"), Generation((TextPart("Once, whole."),), "stop")])
+async def test_a_late_reply_is_no_part_of_the_chat_that_a_reset_began(end: Generation | WireError) -> None:
+    """Neither half of it nor all, where it had ended before the cancel came."""
+    server = Server(Reply(end, (Fragment("text", "Once"),), held=True), says("Hello."))
+    conversation = talk(server)
+    seen: list[Message] = []
+    turn = asyncio.create_task(conversation.send("Tell me a story.", on_message=seen.append))
+    await server.streaming.wait()
+    conversation.reset()
+    assert conversation.history == [] and not conversation.cancel()
+    result = await turn
+    assert (result.stop_reason, result.rolled_back) == ("cancelled", True)
+    assert result.text.startswith("Once") and len(server.cancels) == 1
+    assert conversation.history == [] and [message.role for message in seen] == ["user"]
+    assert (await conversation.send("Hi.")).text == "Hello."
+    assert texts(conversation) == ["Hi.", "Hello."]
+    assert [len(request.messages) for request in server.requests] == [len(EARLIER) + 1, 1]
+
+
+async def test_a_new_chat_begins_while_tools_of_the_old_one_run() -> None:
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> str:
+        started.set()
+        await go_on.wait()
+        return "slow result"
+
+    conversation = talk(server := Server(calls(call("slow")), says("Hello."), says("Still here.")))
+    seen: list[Message] = []
+    turn = asyncio.create_task(conversation.send("Go.", tools=[slow], on_message=seen.append))
+    await started.wait()
+    conversation.reset(EARLIER[:1])
+    assert (await conversation.send("Hi.")).text == "Hello."
+    go_on.set()
+    result = await turn
+    assert (result.stop_reason, result.rolled_back) == ("cancelled", True)
+    assert result.messages[-1].content == (TextPart("slow result"),)
+    assert [message.role for message in seen] == ["user"]
+    assert texts(conversation) == ["Be brief.", "Hi.", "Hello."]
+    # The turn that ended late leaves the new chat's own turns alone.
+    assert (await conversation.send("And now?")).text == "Still here."
+    assert len(server.requests) == 3
+
+
+async def test_a_reset_chat_may_still_be_cancelled() -> None:
+    """A turn that was discarded does not take the next one's place when it ends."""
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> str:
+        started.set()
+        await go_on.wait()
+        return "slow result"
+
+    conversation = talk(server := Server(calls(call("slow")), held(Fragment("text", "Once"))))
+    old = asyncio.create_task(conversation.send("Go.", tools=[slow]))
+    await started.wait()
+    conversation.reset()
+    new = asyncio.create_task(conversation.send("A story."))
+    await server.streaming.wait()
+    go_on.set()
+    assert (await old).stop_reason == "cancelled"
+    assert conversation.cancel()
+    assert (await new).stop_reason == "cancelled" and texts(conversation) == ["A story.", "Once"]
+
+
 # --- unhandled_tool_calls
 
 
