@@ -81,7 +81,7 @@ class _Reply:
 
 
 class Turn:
-    """`history` is the conversation's own list and grows as the turn goes, until that is discarded; `opened` are those of
+    """`history` is the conversation's own list and grows as the turn goes, until it is discarded; `opened` are those of
     its messages that belong to the turn already. Raises ValueError for options that make no sense, with the history
     untouched."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import re
 from typing import Any
@@ -143,6 +144,11 @@ def test_a_path_without_its_closing_quote_ends_the_only_call(matcher: Matcher) -
             for pieces in ([output], list(output)):
                 with pytest.raises(MalformedOutput):
                     read(spec(schema), pieces)
+
+
+def test_what_a_parser_must_know_passes_between_processes() -> None:
+    output = turn("text=New York")
+    assert read(pickle.loads(pickle.dumps(spec(CLOSED))), [output]).calls == calls_of(CLOSED, output)
 
 
 def test_an_argument_that_is_called_as_the_wrapper(matcher: Matcher) -> None:
