@@ -248,6 +248,17 @@ def test_typed_values_and_a_call_without_arguments(matcher: Matcher) -> None:
     assert calls_of(nothing, turn("", "")) == [("save_note", {})] * 2
 
 
+@pytest.mark.parametrize("text", ['it\'s "both"', "ends in \\", "\\\\", "a\nb\x01\x7f", "C:\new"])
+def test_chosen_texts_and_keys_of_any_kind(matcher: Matcher, text: str) -> None:
+    """Both kinds of quotes, backslashes at the end, controls: as an enumerated value and as the key of an object."""
+    deep = {"type": "object", "properties": {text: {"enum": [text, 1]}}, "required": [text]}
+    schema = {"type": "object", "properties": {"a": {"enum": [text]}, "b": deep}, "required": ["a", "b"]}
+    expected = {"a": text, "b": {text: text}}
+    written = str.__str__(spell(FORMAT.calls[0], [("save_note", "", expected)]))
+    assert matcher.accepts(grammar(schema), written)
+    assert calls_of(schema, written) == [("save_note", expected)]
+
+
 @pytest.mark.parametrize(
     ("written", "value"),
     [
