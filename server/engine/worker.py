@@ -344,10 +344,15 @@ class Worker:
             elif isinstance(frame, Check):
                 assert self._sight is not None
                 self._send(Checked(frame.id, self._sight.refusal(frame.tokens, frame.sizes, self._length)))
-            elif (cancelled := scheduler.drop(frame.job_id)) is not None:
-                self._release(cancelled)
-            elif self._sight is not None:
-                self._sight.images.pop(frame.job_id, None)
+            else:
+                self._drop(frame.job_id)
+
+    def _drop(self, job_id: int) -> None:
+        """A job is cancelled: it runs, waits, or is over already."""
+        if (sequence := self._scheduler.drop(job_id)) is not None:
+            self._release(sequence)
+        elif self._sight is not None:
+            self._sight.images.pop(job_id, None)
 
     def _submit(self, job: Job) -> None:
         if job.pictures:

@@ -312,7 +312,7 @@ def vocab(stand_in: Path) -> Vocab:
 
 @contextlib.asynccontextmanager
 async def controlling(
-    directory: Path, connection: ConnectionConfig, server: ServerConfig, pool: Any, vocab: Vocab
+    directory: Path, connection: ConnectionConfig, server: ServerConfig, pool: HelperPool, vocab: Vocab
 ) -> AsyncIterator[Controlled]:
     # A model that rests between two lines of its script does not hang.
     config = Config(replace(server, watchdog=0), (connection,))
@@ -345,7 +345,6 @@ async def make(pool: HelperPool, stand_in: Path, vocab: Vocab, tmp_path: Path) -
         async def made(
             restrictions: Restrictions | None = None,
             server: ServerConfig | None = None,
-            chat: Any = None,
             sees: bool = False,
             **fields: Any,
         ) -> Controlled:
@@ -354,7 +353,7 @@ async def make(pool: HelperPool, stand_in: Path, vocab: Vocab, tmp_path: Path) -
                 fields["mmproj"] = Source(path=tmp_path / "projector.gguf")
             connection = connecting(stand_in, capabilities=restrictions or Restrictions(), **fields)
             return await stack.enter_async_context(
-                controlling(tmp_path / "state", connection, server or ServerConfig(), chat or pool, vocab)
+                controlling(tmp_path / "state", connection, server or ServerConfig(), pool, vocab)
             )
 
         yield made

@@ -7,6 +7,7 @@ import base64
 import contextlib
 import json
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -346,21 +347,6 @@ async def test_llm_c06_one_submission(controlled: Controlled) -> None:
 # LLM-C07: cancel or time out during revalidation, consent or a stalled provider
 
 Stage = pytest.mark.parametrize("stage", ["revalidation", "consent", "provider"])
-
-
-class Stalled:
-    """A chat service whose preparation never ends."""
-
-    def __init__(self, chat: Any) -> None:
-        self._chat = chat
-        self.reached = asyncio.Event()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._chat, name)
-
-    async def prepare(self, *arguments: Any) -> Any:
-        self.reached.set()
-        await asyncio.Event().wait()
 
 
 @contextlib.contextmanager
@@ -828,21 +814,13 @@ async def test_llm_c17_thinking_is_not_sent(controlled: Controlled) -> None:
 
 
 @pytest.mark.needs("a model that cannot go on without its own reasoning")
-async def test_llm_c17_unrepresentable_state(make: Make, sdist: Any) -> None:
-    """gpt-oss, by its own template (more in `tests/http/test_reasoning_history.py`)."""
-    template = (sdist / "vendor/llama.cpp/models/templates/openai-gpt-oss-120b.jinja").read_text()
-    controlled: Controlled = await make(template=template)
-    call = {"type": "toolCall", "toolCallId": "c1", "name": "get_weather", "arguments": {"city": "Oslo"}}
-    answer = {
-        "role": "toolResult",
-        "toolCallId": "c1",
-        "toolName": "get_weather",
-        "content": [{"type": "text", "text": "4 °C"}],
-    }
-    history = [user("Weather?"), assistant(call), answer]
-    error = await controlled.fail(await controlled.request(messages=history, tools=[WEATHER]))
+@pytest.mark.parametrize("template", ["Kimi-K2-Thinking", "MiniMax-M2", "openai-gpt-oss-120b"])
+async def test_llm_c17_unrepresentable_state(make: Make, sdist: Path, template: str) -> None:
+    source = (sdist / f"vendor/llama.cpp/models/templates/{template}.jinja").read_text(encoding="utf-8")
+    controlled: Controlled = await make(template=source)
+    error = await controlled.fail(await controlled.request(messages=[*ASKED, answer("c1")], tools=[WEATHER]))
     assert error["code"] == "unsupported" and error["message"].startswith("messages[1]: ")
-    assert controlled.engine.runs == [] and controlled.world.starts == []
+    assert await controlled.submitted() == (0, 0)
 
 
 async def test_llm_c17_thinking_in_the_history(shell: Shell) -> None:
