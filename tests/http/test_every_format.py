@@ -312,6 +312,12 @@ async def test_thinking_before_a_call(house: House, choice: str) -> None:
         _, result = await task
         await obeyed(answer)
     assert parts(result) == [("thinking", "Where to? Oslo it is."), *called(OSLO)]
+    # White space behind the opening marker counts as thinking.
+    thinking = house.format.thinking
+    assert thinking is not None
+    space = thinking.open.removeprefix(thinking.open.rstrip())
+    tokens = house.vocab.continuation(f"{space}Where to? Oslo it is.".encode())
+    assert result["result"]["usage"]["reasoningTokens"] == len(tokens)
 
 
 async def test_thinking_before_an_answer(house: House) -> None:
