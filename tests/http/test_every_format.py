@@ -201,7 +201,14 @@ async def pool() -> AsyncIterator[HelperPool]:
     await pool.close()
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=sorted(TEMPLATES))
+QUICK = ("generic", "gpt-oss", "hermes")
+
+
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="module",
+    params=[pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in sorted(TEMPLATES)],
+)
 async def house(
     request: pytest.FixtureRequest,
     sdist: Path,
