@@ -1,7 +1,16 @@
 """JSON Schema in, GBNF grammar out."""
 
-from .compiler import Check, Compiled, compile_schema
+from .compiler import Check, Compiled, check_schema, compile_schema
 from .errors import InvalidInstance, InvalidSchema, UnsupportedSchema
 from .spelling import Elements
 
-__all__ = ["Check", "Compiled", "Elements", "InvalidInstance", "InvalidSchema", "UnsupportedSchema", "compile_schema"]
+__all__ = [
+    "Check",
+    "Compiled",
+    "Elements",
+    "InvalidInstance",
+    "InvalidSchema",
+    "UnsupportedSchema",
+    "check_schema",
+    "compile_schema",
+]

@@ -108,6 +108,22 @@ def compile_schema(
     return found
 
 
+def check_schema(schema: Mapping[str, Any] | bool) -> None:
+    """Whether a schema is well-formed, without compiling it: for one that nothing is going to be written by.
+
+    Raises `InvalidSchema` as `compile_schema` does, and `UnsupportedSchema` where the document exceeds the limits of
+    depth and size.
+    """
+    text = _text(schema, "")
+    try:
+        with _compiling, _roomy():
+            Document(_load(text), {})
+    except LimitExceeded as error:
+        raise UnsupportedSchema("", "", "exceeds a limit", error.limit) from None
+    except RecursionError:
+        raise UnsupportedSchema("", "", "is nested too deeply", "depth") from None
+
+
 def _weight(entry: Compiled | Exception) -> int:
     return len(entry.gbnf) if isinstance(entry, Compiled) else 0
 

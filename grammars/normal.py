@@ -14,10 +14,11 @@ from . import atoms, limits, numbersets, textsets
 from .automata import DFA
 from .errors import InvalidSchema, UnsupportedSchema
 from .formats import INEXACT, format_accepts
+from .forms import TYPES, UNREAD, is_number
 from .limits import LimitExceeded
 from .numbersets import NumberSet
 from .pattern import InvalidPattern, UnsupportedPattern, pattern_accepts
-from .schema import TYPES, Document, Schema, escape, is_number
+from .schema import Document, Schema, escape
 from .shapes import (
     ANY,
     ANY_ARRAY,
@@ -420,6 +421,9 @@ class Normalizer:
         node = schema.node
         if "$ref" in node and schema.draft <= 7:
             return self.shape(self._reference(schema, "$ref", scope))
+        if schema.draft <= 3:
+            for keyword in UNREAD & node.keys():
+                raise schema.unsupported(keyword, "is of draft 3 alone")
         shape = self._local(schema, scope)
         for keyword, terms in self._applied(schema, scope):
             other = self._apply(schema, keyword, terms)
@@ -545,12 +549,10 @@ class Normalizer:
         names = schema.node.get("type")
         if names is None:
             return _ALL_TYPES
+        if not all(isinstance(name, str) for name in names):
+            raise schema.unsupported("type", "holds schemas, as in draft 3 alone")
         types = frozenset((names,)) if isinstance(names, str) else frozenset(names)
-        if "any" in types and schema.draft <= 3:
-            return _ALL_TYPES
-        if not types <= _ALL_TYPES:
-            raise schema.invalid("type", "names an unknown type")
-        return types
+        return _ALL_TYPES if "any" in types else types
 
     def _local(self, schema: Schema, scope: Scope) -> Shape:
         node = schema.node

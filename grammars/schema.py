@@ -1,52 +1,33 @@
 """JSON Schema documents: reading, checking the form of every keyword, and resolving references. Never the network.
 
-The form is checked here, keyword by keyword, instead of validating against the metaschema (which alone costs
-milliseconds). References follow the JSON Schema core specification, sections 8.2 ($id, $anchor, $ref, $dynamicRef),
-and the older drafts' rules where `$schema` names one.
+The form is checked keyword by keyword (`grammars.forms`) instead of validating against the metaschema, which alone
+costs milliseconds. References follow the JSON Schema core specification, sections 8.2 ($id, $anchor, $ref,
+$dynamicRef), and the older drafts' rules where `$schema` names one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from decimal import Decimal
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
 from . import limits
 from .errors import InvalidSchema, UnsupportedSchema
+from .forms import BESIDE, DRAFTS, LATEST, NEWEST, UNKNOWN, are_names, forms, pattern
 from .limits import LimitExceeded
-
-TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
-
-_DRAFTS = {
-    "http://json-schema.org/draft-03/schema": 3,
-    "http://json-schema.org/draft-04/schema": 4,
-    "http://json-schema.org/draft-06/schema": 6,
-    "http://json-schema.org/draft-07/schema": 7,
-    "https://json-schema.org/draft/2019-09/schema": 2019,
-    "https://json-schema.org/draft/2020-12/schema": 2020,
-}
-LATEST = 2020
-
-_SINCE = {
-    **dict.fromkeys(("const", "contains", "propertyNames"), 6),
-    **dict.fromkeys(("if", "then", "else"), 7),
-    **dict.fromkeys(("dependentRequired", "dependentSchemas", "maxContains", "minContains", "$recursiveRef"), 2019),
-    **dict.fromkeys(("unevaluatedItems", "unevaluatedProperties"), 2019),
-    **dict.fromkeys(("prefixItems", "$dynamicRef"), 2020),
-}
-"""The first draft that knows a keyword, where that is not the first of all."""
-_UNKNOWN = {draft: frozenset(key for key, first in _SINCE.items() if draft < first) for draft in _DRAFTS.values()}
 
 
 class Resource:
-    """A document or an embedded schema with its own `$id`: what `#…` fragments refer to."""
+    """A document or an embedded schema with its own `$id`: what `#…` fragments refer to.
 
-    __slots__ = ("anchors", "draft", "dynamic", "path", "root", "uri")
+    `named`: a `$schema` says which draft it is; else it is taken for the latest.
+    """
 
-    def __init__(self, uri: str, root: Any, draft: int, path: str) -> None:
-        self.uri, self.root, self.draft, self.path = uri, root, draft, path
+    __slots__ = ("anchors", "draft", "dynamic", "named", "path", "root", "uri")
+
+    def __init__(self, uri: str, root: Any, draft: int, named: bool, path: str) -> None:
+        self.uri, self.root, self.draft, self.named, self.path = uri, root, draft, named, path
         self.anchors: dict[str, Any] = {}
         self.dynamic: set[str] = set()
 
@@ -57,12 +38,16 @@ class Schema:
     Compared by identity; `Document.at` never makes two for one place.
     """
 
-    __slots__ = ("draft", "node", "path", "resource")
+    __slots__ = ("node", "path", "resource")
 
     def __init__(self, node: dict[str, Any], path: str, resource: Resource) -> None:
-        self.path, self.resource, self.draft = path, resource, resource.draft
-        unknown = _UNKNOWN[self.draft] & node.keys()
+        self.path, self.resource = path, resource
+        unknown = UNKNOWN[resource.draft] & node.keys()
         self.node = {key: value for key, value in node.items() if key not in unknown} if unknown else node
+
+    @property
+    def draft(self) -> int:
+        return self.resource.draft
 
     def invalid(self, keyword: str, reason: str) -> InvalidSchema:
         return InvalidSchema(self.path, keyword, reason)
@@ -84,60 +69,15 @@ _SCHEMA = frozenset(
 )
 _SCHEMAS = frozenset(("allOf", "anyOf", "oneOf", "prefixItems"))
 _SCHEMA_MAPS = frozenset(("$defs", "definitions", "dependentSchemas", "patternProperties", "properties"))
-_COUNTS = frozenset(
-    (
-        *("maxContains", "maxItems", "maxLength", "maxProperties"),
-        *("minContains", "minItems", "minLength", "minProperties"),
-    )
-)
-_NUMBERS = frozenset(("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf"))
-_STRINGS = frozenset(("$anchor", "$dynamicAnchor", "$dynamicRef", "$id", "$ref", "$schema", "format", "pattern"))
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, (int, Decimal, float)) and not isinstance(value, bool)
-
-
-def _is_count(value: Any) -> bool:
-    return is_number(value) and value >= 0 and value == int(value)
-
-
-def _form(key: str, value: Any) -> str | None:
-    """What is wrong with the value of a keyword that holds no schemas, if anything."""
-    if key == "type":
-        names = value if isinstance(value, list) else [value]
-        return None if names and all(isinstance(n, str) for n in names) else "must be a type name or a list of them"
-    if key in _COUNTS:
-        return None if _is_count(value) else "must be a non-negative integer"
-    if key in _NUMBERS:
-        if isinstance(value, bool) and key.startswith("exclusive"):
-            return None
-        if not is_number(value):
-            return "must be a number"
-        return "must be positive" if key == "multipleOf" and value <= 0 else None
-    if key in _STRINGS:
-        return None if isinstance(value, str) else "must be a string"
-    if key == "enum":
-        return None if isinstance(value, list) else "must be an array"
-    if key == "required":
-        ok = isinstance(value, bool) or (isinstance(value, list) and all(isinstance(n, str) for n in value))
-        return None if ok else "must be an array of strings"
-    if key == "uniqueItems":
-        return None if isinstance(value, bool) else "must be a boolean"
-    if key == "dependentRequired":
-        ok = isinstance(value, dict) and all(
-            isinstance(v, list) and all(isinstance(n, str) for n in v) for v in value.values()
-        )
-        return None if ok else "must be an object of arrays of strings"
-    return None
-
-
-_PLAIN = _COUNTS | _NUMBERS | _STRINGS | {"type", "enum", "required", "uniqueItems", "dependentRequired"}
 _IGNORED_BESIDE_REF = 7  # the last draft in which the siblings of $ref do not count
 
 
 class Document:
-    """All resources that one compilation may refer to, the schema's own document first."""
+    """All resources that one compilation may refer to, the schema's own document first.
+
+    Raises `InvalidSchema` where a keyword's value has the wrong form (`grammars.forms`) or a reference within the
+    document leads nowhere, whether or not anything can ever come there.
+    """
 
     def __init__(self, schema: Any, resources: Mapping[str, Any]) -> None:
         self.given = resources
@@ -146,34 +86,48 @@ class Document:
         self.keep: list[Any] = []  # documents whose nodes are keys (by identity) of `schemas`
         self.scoped = False
         self.count = 0
-        self.listed_items = False
-        self.main = self._load("", schema, LATEST)
+        self._listed: str | None = None  # where `items` is a list though no draft is named
+        self._newest = False  # no draft is named, and a keyword of the latest alone occurs
+        self.main = self._load("", schema, LATEST, False)
+        self._check_references()
 
     @property
     def dialect(self) -> int:
-        """The draft whose reading of keywords the document follows: `items` as a list is older than 2020-12."""
-        return 2019 if self.listed_items and self.main.draft == LATEST else self.main.draft
+        """The draft whose reading of keywords the document follows."""
+        return 2019 if self._listed is not None and self.main.draft == LATEST else self.main.draft
 
-    def _load(self, uri: str, node: Any, draft: int) -> Resource:
+    def _load(self, uri: str, node: Any, draft: int, named: bool) -> Resource:
         self.keep.append(node)
-        draft = self._draft(node, draft)
-        root = Resource(uri, node, draft, "")
+        draft, named = self._draft(node, draft, named)
+        root = Resource(uri, node, draft, named, "")
         self.resources[uri] = root
         self._scan(node, "", root)
+        self._settle_lists()
         return root
 
-    def _draft(self, node: Any, draft: int) -> int:
+    def _draft(self, node: Any, draft: int, named: bool) -> tuple[int, bool]:
         if isinstance(node, dict) and isinstance(node.get("$schema"), str):
             name = node["$schema"].rstrip("#")
-            found = _DRAFTS.get(name) or _DRAFTS.get(
+            found = DRAFTS.get(name) or DRAFTS.get(
                 name.replace("https://json-schema.org/draft-", "http://json-schema.org/draft-")
             )
             if found:
-                return found
+                return found, True
             meta = self.given.get(name)
             if isinstance(meta, dict) and meta.get("$schema") != node["$schema"]:
-                return self._draft(meta, draft)
-        return draft
+                return self._draft(meta, draft, named)
+        return draft, named
+
+    def _settle_lists(self) -> None:
+        """`items` as a list means one thing where no draft is named: what 2019-09 and its elders mean by it. Beside
+        what 2020-12 alone knows it could be either."""
+        if self._listed is None:
+            return
+        if self._newest:
+            raise InvalidSchema(self._listed, "items", "must be a schema beside what draft 2020-12 alone knows")
+        for schema in self.schemas.values():
+            if not schema.resource.named:
+                schema.resource.draft = 2019
 
     def _scan(self, node: Any, path: str, resource: Resource) -> None:
         """Walks every place of a document that holds a schema: checks forms, finds identifiers and anchors."""
@@ -192,65 +146,106 @@ class Document:
                 raise LimitExceeded("subschemas")
             if depth > limits.DEPTH:
                 raise LimitExceeded("depth")
-            draft = resource.draft
-            identifier = node.get("id" if draft <= 4 else "$id")
-            if draft <= 4 and identifier is not None and not isinstance(identifier, str):
-                raise InvalidSchema(path, "id", "must be a string")
-            if isinstance(identifier, str) and not (draft <= _IGNORED_BESIDE_REF and "$ref" in node):
+            identifier = node.get("id" if resource.draft <= 4 else "$id")
+            if isinstance(identifier, str) and not (resource.draft <= _IGNORED_BESIDE_REF and "$ref" in node):
                 resource = self._identify(node, identifier, path, resource)
             schemas[id(node)] = Schema(node, path, resource)
-            for key, value in node.items():
-                if key in _PLAIN:
-                    wrong = _form(key, value)
-                    if wrong:
+            self._check_forms(node, path, resource)
+            for place, child in self._places(node, path, resource):
+                if type(child) is not bool:
+                    stack.append((child, place, resource, depth + 1))
+
+    def _check_forms(self, node: dict[str, Any], path: str, resource: Resource) -> None:
+        """The keywords of one schema that hold no schemas. Notes anchors."""
+        known = forms(resource.draft, resource.named)
+        for key, value in node.items():
+            form = known.get(key)
+            if form is None:
+                continue
+            wrong = form(value)
+            if wrong:
+                raise InvalidSchema(path, key, wrong)
+            if key in BESIDE and type(value) is bool and BESIDE[key] not in node:
+                raise InvalidSchema(path, key, f"must be a number where there is no {BESIDE[key]}")
+            if key == "$anchor" or key == "$dynamicAnchor":
+                resource.anchors[value] = node
+            if key == "$dynamicAnchor" or (key == "$recursiveAnchor" and value is True):
+                resource.dynamic.add(value if key == "$dynamicAnchor" else "")
+                self.scoped = True
+
+    def _places(self, node: dict[str, Any], path: str, resource: Resource) -> Iterator[tuple[str, Any]]:
+        """Every place in one schema that must hold a schema, with what is there."""
+        unknown = UNKNOWN[resource.draft]
+        for key, value in node.items():
+            if key in unknown:
+                continue
+            if key in _SCHEMA_MAPS:
+                if not isinstance(value, dict):
+                    raise InvalidSchema(path, key, "must be an object of schemas")
+                for name, child in value.items():
+                    if key == "patternProperties" and (wrong := pattern(name)):
                         raise InvalidSchema(path, key, wrong)
-                    if key == "$anchor" or key == "$dynamicAnchor":
-                        resource.anchors[value] = node
-                        if key == "$dynamicAnchor":
-                            resource.dynamic.add(value)
-                            self.scoped = True
-                elif key in _SCHEMA_MAPS:
-                    if not isinstance(value, dict):
-                        raise InvalidSchema(path, key, "must be an object of schemas")
-                    for name, child in value.items():
-                        if type(child) is not bool:
-                            stack.append((child, f"{path}/{key}/{escape(name)}", resource, depth + 1))
-                elif key in _SCHEMA:
-                    if key == "items" and isinstance(value, list):
-                        self.listed_items = True
-                        for i, child in enumerate(value):
-                            stack.append((child, f"{path}/{key}/{i}", resource, depth + 1))
-                    elif type(value) is not bool:
-                        stack.append((value, f"{path}/{key}", resource, depth + 1))
-                elif key in _SCHEMAS:
-                    if not isinstance(value, list) or (not value and key != "prefixItems"):
-                        raise InvalidSchema(path, key, "must be a non-empty array of schemas")
-                    for i, child in enumerate(value):
-                        stack.append((child, f"{path}/{key}/{i}", resource, depth + 1))
-                elif key == "dependencies":
-                    if not isinstance(value, dict):
-                        raise InvalidSchema(path, key, "must be an object")
-                    for name, child in value.items():
-                        if isinstance(child, dict):
-                            stack.append((child, f"{path}/{key}/{escape(name)}", resource, depth + 1))
-                        elif not isinstance(child, (bool, str)) and not (
-                            isinstance(child, list) and all(isinstance(n, str) for n in child)
-                        ):
-                            raise InvalidSchema(path, key, "must hold schemas or arrays of strings")
-                elif key == "$recursiveAnchor" and value is True:
-                    resource.dynamic.add("")
-                    self.scoped = True
+                    yield f"{path}/{key}/{escape(name)}", child
+            elif key == "items" and isinstance(value, list):
+                self._check_list(value, path, resource)
+                for i, child in enumerate(value):
+                    yield f"{path}/{key}/{i}", child
+            elif key in _SCHEMA:
+                # 2020-12 has no `additionalItems`; beside a list it is read as older drafts have it.
+                if key != "additionalItems" or resource.draft != LATEST or isinstance(node.get("items"), list):
+                    yield f"{path}/{key}", value
+            elif key in _SCHEMAS:
+                if not isinstance(value, list) or not value:
+                    raise InvalidSchema(path, key, "must be a non-empty array of schemas")
+                for i, child in enumerate(value):
+                    yield f"{path}/{key}/{i}", child
+            elif key == "dependencies":
+                if not isinstance(value, dict):
+                    raise InvalidSchema(path, key, "must be an object")
+                for name, child in value.items():
+                    if isinstance(child, (dict, bool)):
+                        yield f"{path}/{key}/{escape(name)}", child
+                    elif not are_names(child) and not (isinstance(child, str) and resource.draft <= 3):
+                        raise InvalidSchema(path, key, "must hold schemas or arrays of distinct strings")
+            if key in NEWEST and not resource.named:
+                self._newest = True
+
+    def _check_list(self, items: list[Any], path: str, resource: Resource) -> None:
+        if resource.draft == LATEST:
+            if resource.named:
+                raise InvalidSchema(path, "items", "must be a schema (an object or a boolean)")
+            self._listed = path
+        if not items:
+            raise InvalidSchema(path, "items", "must be a schema or a non-empty array of schemas")
+
+    def _check_references(self) -> None:
+        """Raises `InvalidSchema` where a reference within what is loaded leads nowhere.
+
+        One that leads elsewhere is looked at when a value may come there: it says nothing about the form.
+        """
+        checked = 0
+        while checked < len(self.schemas):  # what lies where no keyword expects a schema is found by references
+            found = list(self.schemas.values())[checked:]
+            checked += len(found)
+            for schema in found:
+                for keyword in ("$ref", "$dynamicRef"):
+                    if keyword in schema.node:
+                        uri, fragment = urldefrag(schema.node[keyword])
+                        base = schema.resource
+                        target = self.resources.get(urljoin(base.uri, uri)) if uri else base
+                        if target is not None:
+                            self._within(schema, target, fragment, keyword)
 
     def _identify(self, node: dict[str, Any], identifier: str, path: str, resource: Resource) -> Resource:
         if identifier.startswith("#"):  # drafts 4 to 7 write anchors so
             resource.anchors[identifier[1:]] = node
             return resource
         uri = urldefrag(urljoin(resource.uri, identifier)).url
-        draft = self._draft(node, resource.draft)
+        draft, named = self._draft(node, resource.draft, resource.named)
         if node is resource.root:
-            resource.uri, resource.draft = uri, draft
+            resource.uri, resource.draft, resource.named = uri, draft, named
         else:
-            resource = Resource(uri, node, draft, path)
+            resource = Resource(uri, node, draft, named, path)
         self.resources.setdefault(uri, resource)
         return resource
 
@@ -278,10 +273,10 @@ class Document:
     def _fetch(self, schema: Schema, uri: str, keyword: str) -> Resource:
         for name in (uri, uri.rstrip("#"), uri + "#"):
             if name in self.given:
-                return self._load(uri, self.given[name], schema.draft)
+                return self._load(uri, self.given[name], schema.draft, schema.resource.named)
         built_in = metaschema(uri)
         if built_in is not None:
-            return self._load(uri, built_in, schema.draft)
+            return self._load(uri, built_in, schema.draft, schema.resource.named)
         raise schema.unsupported(keyword, "refers to a document that was not given")
 
     def _within(self, schema: Schema, resource: Resource, fragment: str, keyword: str) -> bool | Schema:
@@ -309,14 +304,14 @@ class Document:
         return self.at(node, path, resource)
 
 
-_VALIDATION = _PLAIN - _STRINGS | {
-    "const",
-    "maxContains",
-    "minContains",
-    "contentEncoding",
-    "contentMediaType",
-    "pattern",
-}
+_VALIDATION = frozenset(
+    (
+        *("const", "contentEncoding", "contentMediaType", "dependentRequired", "enum", "exclusiveMaximum"),
+        *("exclusiveMinimum", "maxContains", "maxItems", "maxLength", "maxProperties", "maximum", "minContains"),
+        *("minItems", "minLength", "minProperties", "minimum", "multipleOf", "pattern", "required", "type"),
+        "uniqueItems",
+    )
+)
 
 
 def without_validation(node: Any) -> Any:

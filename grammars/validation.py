@@ -11,9 +11,10 @@ from typing import Any
 from . import limits
 from .errors import InvalidInstance, UnsupportedSchema
 from .formats import format_accepts
+from .forms import is_number
 from .limits import LimitExceeded
 from .pattern import InvalidPattern, UnsupportedPattern, pattern_accepts
-from .schema import escape, is_number
+from .schema import escape
 from .shapes import freeze
 
 _SECONDS = 2.0
@@ -94,7 +95,7 @@ def _validator(validation: Validation) -> tuple[Any, list[Any]]:
         "enum": _enum,
         "format": _format if validation.formats else _annotation,
     }
-    if validation.formats:
+    if validation.formats and validation.dialect >= 7:
         ours["contentEncoding"] = _content_encoding
     if validation.dialect <= 3:
         del ours["required"]
@@ -182,7 +183,7 @@ def _multiple_of(validator: Any, divisor: Any, instance: Any, schema: Any) -> Er
 
 
 def _required(validator: Any, names: Any, instance: Any, schema: Any) -> Errors:
-    if isinstance(instance, dict) and isinstance(names, list):  # draft 3 wrote a boolean into the property
+    if isinstance(instance, dict):
         for name in names:
             if name not in instance:
                 yield _error("required")
