@@ -2,6 +2,7 @@
 
 from .compiler import Check, Compiled, check_schema, compile_schema
 from .errors import InvalidInstance, InvalidSchema, UnsupportedSchema
+from .memo import scoped
 from .spelling import Elements
 
 __all__ = [
@@ -13,4 +14,5 @@ __all__ = [
     "UnsupportedSchema",
     "check_schema",
     "compile_schema",
+    "scoped",
 ]

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 from . import limits
 from .errors import InvalidSchema, UnsupportedSchema
 from .limits import LimitExceeded
+from .memo import memo, scope
 from .normal import Circular, Normalizer
 from .rules import Rule, cleaned, gbnf
 from .schema import Document, vocabularies, without_validation
@@ -80,13 +81,14 @@ def compile_schema(
 
     formats: whether `format` is asserted. style: white space of the JSON. spelling: the syntax of the value, by a name
     that `grammars.spelling.spelling` knows, or as elements. resources: documents that `$ref` may refer
-    to, by URI; the metaschemas are known, nothing is ever fetched. Results are cached by content.
+    to, by URI; the metaschemas are known, nothing is ever fetched. Results are kept by content, and found again
+    in the same scope alone (`grammars.scoped`).
 
     Raises `InvalidSchema` for what is no schema, `UnsupportedSchema` for what no grammar can be made of, and for what
     exceeds a limit of `grammars.limits`.
     """
     text, given = _text(schema, ""), {uri: _text(document, "$ref") for uri, document in (resources or {}).items()}
-    key = (text, formats, style, spelling, tuple(sorted(given.items())))
+    key = (scope(), text, formats, style, spelling, tuple(sorted(given.items())))
     with _lock:
         found = _cache.get(key)
         if found is not None:
@@ -114,14 +116,23 @@ def check_schema(schema: Mapping[str, Any] | bool) -> None:
     Raises `InvalidSchema` as `compile_schema` does, and `UnsupportedSchema` where the document exceeds the limits of
     depth and size.
     """
-    text = _text(schema, "")
+    fault = _fault(_text(schema, ""))
+    if fault is not None:
+        raise fault.with_traceback(None)
+
+
+@memo
+def _fault(text: str) -> InvalidSchema | UnsupportedSchema | None:
     try:
         with _compiling, _roomy():
             Document(_load(text), {})
     except LimitExceeded as error:
-        raise UnsupportedSchema("", "", "exceeds a limit", error.limit) from None
+        return UnsupportedSchema("", "", "exceeds a limit", error.limit)
     except RecursionError:
-        raise UnsupportedSchema("", "", "is nested too deeply", "depth") from None
+        return UnsupportedSchema("", "", "is nested too deeply", "depth")
+    except InvalidSchema as error:
+        return error
+    return None
 
 
 def _weight(entry: Compiled | Exception) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache
 from typing import TypeAlias
 
 from lark import Lark, Token, Transformer, UnexpectedInput, UnexpectedToken
@@ -785,7 +785,7 @@ def _case_pairs() -> list[tuple[int, tuple[int, ...]]]:
     return sorted((code, tuple(family)) for family in families.values() for code in family if len(family) > 1)
 
 
-@lru_cache(64)
+@memo
 def fold(ranges: Ranges) -> Ranges:
     """The set with every character's other cases."""
     extra: list[tuple[int, int]] = []

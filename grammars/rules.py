@@ -6,11 +6,11 @@ rule, a set of characters, or a repetition of one item.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from . import limits
 from .limits import LimitExceeded
+from .memo import memo
 
 
 class Lit(NamedTuple):
@@ -253,7 +253,7 @@ def _item(item: Item, prefix: str) -> str:
     return f"{body}{{{item.min},{item.max}}}"
 
 
-@lru_cache(4_096)
+@memo
 def _chars(ranges: tuple[tuple[int, int], ...]) -> str:
     """A class, as what it leaves out where that is shorter: the sampler looks at every part of a class.
 

@@ -9,7 +9,6 @@ without constraints, or the rest of one), every other legal escape is accepted t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from . import limits
 from .automata import (
@@ -86,7 +85,7 @@ def _hex_digits(values: list[int]) -> Chars:
     return Chars(char_set([(code, code) for value in values for code in _HEX[value]]))
 
 
-@lru_cache(1024)
+@memo
 def _split(chars: Ranges, escaped: Ranges) -> tuple[Ranges, tuple[int, ...]]:
     """The characters that stand raw, and the code points that need an escape."""
     inside: list[int] = []

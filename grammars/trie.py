@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TypeAlias, Union
 
 from . import limits
 from .automata import ANY
+from .memo import memo
 from .rules import Chars, Grammar, Lit, Ref, Sequence
 from .spelling import JSON_ESCAPES, JSON_PLAIN
 from .strings import Strings
@@ -122,7 +122,7 @@ def escape(grammar: Grammar) -> Sequence:
     return (Lit("\\"), Ref("escape"))
 
 
-@lru_cache(4096)
+@memo
 def without(taken: str) -> Chars:
     """The characters that stand for themselves in a string, without some of them (in ascending order)."""
     out: list[tuple[int, int]] = []

@@ -100,7 +100,8 @@ class _Writer:
 
     def _members(self, kinds: Kinds) -> str:
         """The members of an object, declared and required ones."""
-        required = {name for branch in kinds.branches() for name in branch.get("required", ())}
+        lists = [branch["required"] for branch in kinds.branches() if isinstance(branch.get("required"), list)]
+        required = {name for names in lists for name in names}
         declared = dict.fromkeys(name for branch in kinds.branches() for name in branch.get("properties", {}))
         parts = []
         for name in [*declared, *sorted(required - declared.keys())]:

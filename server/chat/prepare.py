@@ -9,13 +9,13 @@ import hashlib
 import json
 import os
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from grammars import Compiled, InvalidInstance, InvalidSchema, UnsupportedSchema
+from grammars import Compiled, InvalidInstance, InvalidSchema, UnsupportedSchema, check_schema
 from server.chat import arguments
 from server.chat.arguments import Arguments
 from server.chat.constraint import constraint
@@ -108,6 +108,7 @@ class Model:
 
     def prepare(self, conversation: Conversation, settings: ChatSettings = _DEFAULT) -> Prepared:
         """Raises WireError: `unsupported` and `invalid-request` name what they are about, never its values."""
+        callable_tools = self._callable(conversation)
         messages, places = mark(conversation, self.seen if settings.projector else frozenset())
         conversation = replace(conversation, messages=messages)
         try:
@@ -118,14 +119,6 @@ class Model:
         tokens, order, offsets = self._placed(runs, places)
         pictures = _decode([(place.at, place.part) for place in places], settings.images) if places else []
         choice = conversation.tool_choice
-        syntaxes = tuple(dict.fromkeys(calls.syntax for calls in self.format.calls))
-        callable_tools = {
-            tool.name: compiled(tool, syntaxes)
-            for tool in conversation.tools
-            if choice != "none"
-            and (not isinstance(choice, NamedTool) or choice.name == tool.name)
-            and (conversation.allowed is None or tool.name in conversation.allowed)
-        }
         answer = _answer(conversation)
         lead = self._lead(last_text(runs))
         # Text may run into a call that no grammar has seen: of a framed format, or without its markers.
@@ -157,6 +150,19 @@ class Model:
             stop=self._stop(conversation, lead, calls=bool(callable_tools)) if conversation.stop else None,
             replayed=replayed,
         )
+
+    def _callable(self, conversation: Conversation) -> dict[str, Arguments]:
+        """The tools that may be called here; the others' schemas are not compiled. Raises WireError."""
+        choice, allowed = conversation.tool_choice, conversation.allowed
+        check_tools(conversation.tools)
+        syntaxes = tuple(dict.fromkeys(calls.syntax for calls in self.format.calls))
+        return {
+            tool.name: compiled(tool, syntaxes)
+            for tool in conversation.tools
+            if choice != "none"
+            and (not isinstance(choice, NamedTool) or choice.name == tool.name)
+            and (allowed is None or tool.name in allowed)
+        }
 
     def _stop(self, conversation: Conversation, lead: str, *, calls: bool) -> Stop:
         """Where the format lets an answer be ended by the texts that are asked for."""
@@ -298,15 +304,31 @@ def _answer(conversation: Conversation) -> Compiled | None:
 
 def compiled(tool: Tool, syntaxes: Iterable[Syntax]) -> Arguments:
     """A tool's arguments as the format writes them. Raises WireError naming tool, path and keyword."""
-    try:
+    with _naming(tool):
         found = Arguments(tool.parameters, syntaxes)
+    if not found.satisfiable:
+        raise WireError("unsupported", f"tool {tool.name}: no arguments satisfy its schema")
+    return found
+
+
+def check_tools(tools: Iterable[Tool]) -> None:
+    """Whether every tool's schema is well-formed, be it supported or not, and called or not (NAP-LLM, "Tools").
+
+    Raises WireError naming tool, path and keyword.
+    """
+    for tool in tools:
+        with _naming(tool):
+            check_schema(tool.parameters)
+
+
+@contextmanager
+def _naming(tool: Tool) -> Iterator[None]:
+    try:
+        yield
     except UnsupportedSchema as error:
         raise WireError("unsupported", f"tool {tool.name}: {error}") from None
     except InvalidSchema as error:
         raise WireError("invalid-request", f"tool {tool.name}: {error}") from None
-    if not found.satisfiable:
-        raise WireError("unsupported", f"tool {tool.name}: no arguments satisfy its schema")
-    return found
 
 
 def grammar(schema: Mapping[str, Any]) -> Grammar:
