@@ -48,6 +48,8 @@ class Conversation:
     history, which they cannot mend."""
     names: Sequence[str] = ()
     """What the caller knows each message by, where that is not its index."""
+    scope: str = ""
+    """Whose it is, as `engine.messages.Job.scope` says it: what is kept of its schemas is found there alone."""
 
     def name(self, index: int) -> str:
         """The message at this index, for an error."""

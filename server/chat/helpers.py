@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing.connection import Connection, Pipe
@@ -93,16 +93,21 @@ class HelperPool:
 
     async def prepare(self, model_path: str, settings: ChatSettings, conversation: Conversation) -> Prepared:
         """The conversation as tokens, with its constraint and parser. Raises WireError."""
-        prepared: Prepared = await self._request("prepare", model_path, settings, conversation)
+        scope = conversation.scope
+        prepared: Prepared = await self._request("prepare", model_path, settings, conversation, scope=scope)
         return prepared
 
-    async def validate(self, tool: Tool, arguments: Mapping[str, Any]) -> None:
-        """Check completed arguments. Raises WireError("provider-error") naming tool, path and keyword."""
-        await self._request("validate", tool, arguments)
+    async def check_tools(self, tools: Sequence[Tool], scope: str) -> None:
+        """Whether the schemas of tools are well-formed. Raises WireError naming tool, path and keyword."""
+        await self._request("check_tools", tools, scope=scope)
 
-    async def validate_answer(self, schema: Mapping[str, Any] | bool, answer: Any) -> None:
+    async def validate(self, tool: Tool, arguments: Mapping[str, Any], scope: str = "") -> None:
+        """Check completed arguments. Raises WireError("provider-error") naming tool, path and keyword."""
+        await self._request("validate", tool, arguments, scope=scope)
+
+    async def validate_answer(self, schema: Mapping[str, Any] | bool, answer: Any, scope: str = "") -> None:
         """Check a completed JSON answer. Raises WireError("provider-error") naming path and keyword."""
-        await self._request("validate_answer", schema, answer)
+        await self._request("validate_answer", schema, answer, scope=scope)
 
     async def grammar(self, schema: Mapping[str, Any]) -> Grammar:
         """What a tool's schema becomes. Raises WireError, with `path` and `keyword` where they are known."""
@@ -120,8 +125,8 @@ class HelperPool:
         work.add_done_callback(partial(self._release, helper))
         await asyncio.shield(work)
 
-    async def _request(self, name: str, *arguments: Any) -> Any:
-        return await self._ask(await self._next_idle(), name, *arguments)
+    async def _request(self, name: str, *arguments: Any, scope: str = "") -> Any:
+        return await self._ask(await self._next_idle(), name, *arguments, scope=scope)
 
     async def _next_idle(self) -> _Helper:
         self._waiting += 1
@@ -152,17 +157,18 @@ class HelperPool:
         request: object,
         name: str,
         *arguments: Any,
+        scope: str = "",
         done: Callable[[asyncio.Future[Any]], None] = lambda _: None,
     ) -> asyncio.Future[Any]:
         """`done` is called before the helper is idle again."""
-        work = self._in_thread(partial(helper.call, request, name, arguments))
+        work = self._in_thread(partial(helper.call, request, name, arguments, scope))
         work.add_done_callback(done)
         work.add_done_callback(partial(self._release, helper))
         return work
 
-    async def _ask(self, helper: _Helper, name: str, *arguments: Any) -> Any:
+    async def _ask(self, helper: _Helper, name: str, *arguments: Any, scope: str = "") -> Any:
         request = object()
-        work = self._set_to(helper, request, name, *arguments)
+        work = self._set_to(helper, request, name, *arguments, scope=scope)
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -242,13 +248,13 @@ class _Helper:
             self.stop()
             self.start()
 
-    def call(self, request: object, name: str, arguments: tuple[Any, ...]) -> Any:
+    def call(self, request: object, name: str, arguments: tuple[Any, ...], scope: str) -> Any:
         """Do one request. Raises WireError: its own, or `quota-exceeded` where the process had to go."""
         self.revive()
         with self._lock:
             self._request = request
         try:
-            done, value = self._answer(name, arguments)
+            done, value = self._answer(name, arguments, scope)
         except (EOFError, OSError):
             self.stop()
             raise WireError("quota-exceeded", "preparing the request took more memory than it may") from None
@@ -264,10 +270,10 @@ class _Helper:
             log.error("chat helper: %s", *fault)
         raise WireError(code, message, **extra)
 
-    def _answer(self, name: str, arguments: tuple[Any, ...]) -> tuple[bool, Any]:
+    def _answer(self, name: str, arguments: tuple[Any, ...], scope: str) -> tuple[bool, Any]:
         assert self._pipe is not None
         deadline = time.monotonic() + self._seconds
-        self._pipe.send((name, arguments))
+        self._pipe.send((name, arguments, scope))
         if not self._pipe.poll(deadline - time.monotonic()):
             self.stop()
             raise WireError("quota-exceeded", f"preparing the request took more than {self._seconds:g} s")
@@ -288,10 +294,9 @@ class _Helper:
 
 def serve(descriptor: int, memory: int) -> None:
     """A helper's life: answer requests until the pipe ends."""
-    from server.chat import prepare  # here, so that the web process needs none of it
+    import server.chat.prepare  # noqa: F401  # now, so that no request waits for it
 
     pipe = Connection(descriptor)
-    answer: tuple[bool, Any]
     _bound(memory)
     # What llama.cpp prints when it ends its process may quote what it was given.
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -300,26 +305,37 @@ def serve(descriptor: int, memory: int) -> None:
     pipe.send("ready")
     while True:
         try:
-            name, arguments = pipe.recv()
+            name, arguments, scope = pipe.recv()
         except EOFError:
             return
-        try:
-            answer = True, _WORK[name](prepare, *arguments)
-        except WireError as error:
-            answer = False, (error.code, error.message, error.extra)
-        except MemoryError:
-            answer = False, ("quota-exceeded", "preparing the request took more memory than it may", {})
-        except RecursionError:
-            answer = False, ("unsupported", "the request is nested too deeply to prepare", {})
-        except Exception as error:
-            # A fault of ours. Its text may hold content, so only its kind and place are told, to the log alone.
-            trace = error.__traceback__
-            while trace is not None and trace.tb_next is not None:
-                trace = trace.tb_next
-            place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else "?"
-            fault = f"{type(error).__name__} at {place}"
-            answer = False, ("provider-error", "preparing the request failed inside the server", {}, fault)
-        pipe.send(answer)
+        pipe.send(_work(name, arguments, scope))
+
+
+def _work(name: str, arguments: tuple[Any, ...], scope: str) -> tuple[bool, Any]:
+    """One request's result, or the code, message and members of its error, with what the log is told of a fault.
+
+    What is kept of schemas is found again in the same scope alone.
+    """
+    from grammars import scoped  # here, so that the web process needs none of it
+    from server.chat import prepare
+
+    try:
+        with scoped(scope):
+            return True, _WORK[name](prepare, *arguments)
+    except WireError as error:
+        return False, (error.code, error.message, error.extra)
+    except MemoryError:
+        return False, ("quota-exceeded", "preparing the request took more memory than it may", {})
+    except RecursionError:
+        return False, ("unsupported", "the request is nested too deeply to prepare", {})
+    except Exception as error:
+        # A fault of ours. Its text may hold content, so only its kind and place are told, to the log alone.
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else "?"
+        fault = f"{type(error).__name__} at {place}"
+        return False, ("provider-error", "preparing the request failed inside the server", {}, fault)
 
 
 _WORK: dict[str, Callable[..., Any]] = {
@@ -327,6 +343,7 @@ _WORK: dict[str, Callable[..., Any]] = {
     "prepare": lambda prepare, path, settings, conversation: prepare.model(path, settings.template).prepare(
         conversation, settings
     ),
+    "check_tools": lambda prepare, tools: prepare.check_tools(tools),
     "grammar": lambda prepare, schema: prepare.grammar(schema),
     "validate": lambda prepare, tool, arguments: prepare.validate(tool, arguments),
     "validate_answer": lambda prepare, schema, answer: prepare.validate_answer(schema, answer),

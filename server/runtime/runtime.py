@@ -436,7 +436,12 @@ class Runtime:
         connection = self.handles.resolve(live.endpoint, handle)
         live.connection = connection.key
         capabilities = await connection.capabilities()
-        _check_supported(request, live.options, capabilities)
+        try:
+            _check_supported(request, live.options, capabilities)
+        except WireError:
+            # What is malformed is invalid, whatever the connection supports.
+            await self._chat.check_tools(request.tools, self._scope(live))
+            raise
         _check_temperature(request, connection)
         key = self._continuations.key(connection.fingerprint(capabilities))
         given = live.options.continuations
@@ -458,6 +463,7 @@ class Runtime:
                 frozenset(given or ()) - turns.keys(),
                 live.options.lenient,
                 live.options.names,
+                self._scope(live),
             ),
         )
         live.replayed = len(prepared.replayed)
@@ -495,6 +501,10 @@ class Runtime:
         if refusal is not None:
             raise _engine_failure(refusal, prepared)
 
+    def _scope(self, live: LiveGeneration) -> str:
+        """Under what its prompt and its schemas are kept: nobody outside can tell by the time whether they were."""
+        return "" if self.config.server.cache_scope == "shared" else live.endpoint.scope
+
     def _job(self, live: LiveGeneration, connection: Connection, prepared: Prepared, deadline: float) -> Job:
         request = live.request
         sampling = replace(connection.sampling, **live.options.sampling)
@@ -505,7 +515,7 @@ class Runtime:
             id=live.number,
             tokens=prepared.tokens,
             sampling=sampling,
-            scope="" if self.config.server.cache_scope == "shared" else live.endpoint.scope,
+            scope=self._scope(live),
             deadline=deadline,
             max_tokens=_lowest(request.max_tokens, self.limits.max_tokens, connection.supports.max_output_tokens),
             constraint=prepared.constraint,
@@ -621,14 +631,16 @@ class Runtime:
         generation = Generation(content, "toolUse" if calls else "stop", usage)
         check_generation(live.request, generation)
         if live.options.schema is not None and not calls:
-            await self._check_answer(live.options.schema, content, checked=prepared.checked_answer)
+            await self._check_answer(live, live.options.schema, content, checked=prepared.checked_answer)
         tools = {tool.name: tool for tool in live.request.tools}
         for call in calls:
             if call.name in prepared.checked_tools:
-                await self._chat.validate(tools[call.name], call.arguments)
+                await self._chat.validate(tools[call.name], call.arguments, self._scope(live))
         return generation
 
-    async def _check_answer(self, schema: Mapping[str, Any] | bool, content: Iterable[Part], *, checked: bool) -> None:
+    async def _check_answer(
+        self, live: LiveGeneration, schema: Mapping[str, Any] | bool, content: Iterable[Part], *, checked: bool
+    ) -> None:
         """Raises `provider-error` where the answer is not the JSON that its schema describes."""
         try:
             answer = strict_json.parse("".join(part.text for part in content if isinstance(part, TextPart)).encode())
@@ -637,7 +649,7 @@ class Runtime:
         if answer.violation:
             raise WireError("provider-error", "the answer is not strict JSON")
         if checked:
-            await self._chat.validate_answer(schema, answer.value)
+            await self._chat.validate_answer(schema, answer.value, self._scope(live))
 
 
 def _log_end(live: LiveGeneration) -> None:

@@ -9,13 +9,15 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from server.chat import ChatSettings, Conversation, HelperPool
+from grammars import compiler
+from server.chat import ChatSettings, Conversation, HelperPool, helpers
 from server.wire.records import Message, TextPart, Tool, WireError
 from tests.engine.test_gguf import tiny
 from tests.fixtures.projectors import Seer
@@ -54,6 +56,39 @@ async def test_prepare_inspect_validate(pool: HelperPool, smollm2: Path) -> None
     with pytest.raises(WireError) as caught:
         await pool.validate(tool, {"a": "x"})
     assert caught.value.code == "provider-error" and "type" in caught.value.message
+
+
+async def test_the_form_of_tools_is_checked_without_a_model(pool: HelperPool) -> None:
+    members = {"a": {"type": "integer"}}
+    await pool.check_tools([Tool("fine", None, {"type": "object", "properties": members})], "someone")
+    with pytest.raises(WireError) as caught:
+        await pool.check_tools([Tool("odd", None, {"type": "object", "properties": {"a": {"type": 7}}})], "someone")
+    assert caught.value.code == "invalid-request" and "tool odd: /properties/a: type" in caught.value.message
+
+
+def test_what_is_kept_of_schemas_is_found_in_the_same_scope_alone(
+    smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str] = []
+    compile_ = compiler._compile
+    monkeypatch.setattr(compiler, "_compile", lambda text, *rest: compiled.append(text) or compile_(text, *rest))
+    schema = {"type": "object", "properties": {"seen by one scope": {"type": "string"}}, "minProperties": 1}
+    tool, nobody = Tool("t", None, schema), Conversation(HELLO.messages)
+    asked: list[tuple[str, tuple[Any, ...]]] = [
+        ("prepare", (str(smollm2), OWN, replace(nobody, tools=(tool,), tool_choice="auto"))),
+        ("prepare", (str(smollm2), OWN, replace(nobody, schema=schema))),
+        ("validate", (tool, {"seen by one scope": "x"})),
+        ("validate_answer", (schema, {"seen by one scope": "x"})),
+    ]
+    for name, arguments in asked:
+        costs = []
+        for scope in ("one", "one", "other", "one", "other", ""):
+            before = len(compiled)
+            done, value = helpers._work(name, arguments, scope)
+            assert done, value
+            costs.append(len(compiled) - before)
+        assert costs == [1, 0, 1, 0, 0, 1], name
+        compiler._cache.clear()
 
 
 async def test_requests_run_side_by_side_and_the_loop_stays_free(smollm2: Path) -> None:

@@ -270,8 +270,46 @@ def test_a_refused_schema_names_itself(model: Model, schema: dict[str, Any], cod
         prepare(model, WEATHER, odd)
     assert caught.value.code == code
     assert "tool odd" in caught.value.message and told in caught.value.message
-    prepare(model, WEATHER, odd, choice="none")
-    prepare(model, WEATHER, odd, choice=NamedTool("get_weather"))
+
+
+CHOICES: list[ToolChoice] = ["none", NamedTool("get_weather"), "auto"]
+MALFORMED: list[tuple[dict[str, Any], str]] = [
+    ({"type": 7}, "/properties/a: type"),
+    ({"type": "strin"}, "/properties/a: type"),
+    ({"required": True}, "/properties/a: required"),
+    ({"exclusiveMinimum": True}, "/properties/a: exclusiveMinimum"),
+    ({"title": 3}, "/properties/a: title"),
+    ({"pattern": "("}, "/properties/a: pattern"),
+    ({"$ref": "#/$defs/x"}, "/properties/a: $ref"),
+]
+
+
+@pytest.mark.parametrize(("member", "told"), MALFORMED)
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_malformed_schema_is_refused_whatever_may_be_called(
+    model: Model, choice: ToolChoice, member: dict[str, Any], told: str
+) -> None:
+    odd = Tool("odd", None, {"type": "object", "properties": {"a": member}})
+    with pytest.raises(WireError) as caught:
+        model.prepare(Conversation(HELLO, (WEATHER, odd), choice, allowed=frozenset(["get_weather"])))
+    assert caught.value.code == "invalid-request" and f"tool odd: {told}" in caught.value.message
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_what_cannot_be_called_need_not_be_supported(model: Model, choice: ToolChoice) -> None:
+    member = {"a": {"type": "string", "pattern": r"(a)\1"}, "b": {"$ref": "https://schemas.example/b"}}
+    odd = Tool("odd", None, {"type": "object", "properties": member, "required": ["c"], "additionalProperties": False})
+    model.prepare(Conversation(HELLO, (WEATHER, odd), choice, allowed=frozenset(["get_weather"])))
+    with pytest.raises(WireError) as caught:
+        prepare(model, WEATHER, odd)
+    assert caught.value.code == "unsupported"
+
+
+def test_what_is_malformed_comes_before_what_is_unsupported(model: Model) -> None:
+    impossible = Tool("impossible", None, {"type": "object", "properties": {"a": False}, "required": ["a"]})
+    with pytest.raises(WireError) as caught:
+        prepare(model, impossible, Tool("odd", None, {"type": "object", "properties": {"a": 3}}))
+    assert caught.value.code == "invalid-request"
 
 
 def test_arguments_left_to_validation(model: Model) -> None:

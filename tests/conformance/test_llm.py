@@ -916,6 +916,44 @@ async def test_llm_c20_tools_against_the_rules(anywhere: Shell) -> None:
     assert await anywhere.submitted() == before
 
 
+MALFORMED: dict[str, dict[str, Any]] = {
+    "type": {"type": 7},
+    "an unknown type": {"type": "text"},
+    "properties": {"properties": []},
+    "required": {"required": True},
+    "a name twice": {"required": ["a", "a"]},
+    "a bound": {"exclusiveMinimum": True},
+    "a list of items": {"items": []},
+    "no alternatives": {"anyOf": []},
+    "a count": {"minLength": -1},
+    "a title": {"title": 3},
+    "a description": {"description": []},
+    "a regular expression": {"pattern": "("},
+    "a reference": {"$ref": "#/$defs/nowhere"},
+}
+CHOICES: tuple[Any, ...] = ("auto", "none", "required", {"type": "tool", "name": "get_weather"})
+
+
+async def test_llm_c20_malformed_schemas_whatever_may_be_called(anywhere: Shell) -> None:
+    before = await anywhere.submitted()
+    request = await anywhere.request()
+    for choice in CHOICES:
+        for case, member in MALFORMED.items():
+            odd = {"name": "odd", "parameters": {"type": "object", "properties": {"x": member}}}
+            error = await anywhere.fail(request | {"tools": [WEATHER, odd], "toolChoice": choice})
+            assert error["code"] == "invalid-request", (case, choice)
+    assert await anywhere.submitted() == before
+
+
+@CONFIGURED
+async def test_llm_c20_malformed_schemas_where_no_tools_are_supported(make: Make) -> None:
+    controlled: Controlled = await make(Restrictions(tools=False))
+    odd = {"name": "odd", "parameters": {"type": "object", "properties": {"x": {"type": 7}}}}
+    for tool, code in ((odd, "invalid-request"), (WEATHER, "unsupported")):
+        assert (await controlled.fail(await controlled.request(tools=[tool])))["code"] == code
+    assert controlled.engine.runs == []
+
+
 async def test_llm_c20_no_tools_are_an_empty_list_of_tools(shell: Shell) -> None:
     _, result = await shell.stream("g", await shell.request(tools=[]))
     assert "result" in result

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import pickle
+import pkgutil
 import subprocess
 import sys
 import time
@@ -10,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from grammars import InvalidInstance, InvalidSchema, UnsupportedSchema, compile_schema
+import grammars
+from grammars import InvalidInstance, InvalidSchema, UnsupportedSchema, compile_schema, scoped
 from grammars.gbnf import read
 from grammars.matcher import Matcher
+from grammars.pattern import pattern_dfa
 
 from .judge import Judge
 from .walks import accepts, compact, spaced
@@ -123,6 +127,40 @@ def test_results_are_cached_by_content() -> None:
     assert compile_schema(schema, style="spaced") is not first
     schema["properties"] = {}
     assert compile_schema(schema) is not first
+
+
+def test_what_is_kept_is_found_in_the_same_scope_alone() -> None:
+    schema = {"type": "string", "pattern": "^seen by one scope[ab]+$"}
+    found = []
+    for name in ("one", "other", "one"):
+        with scoped(name):
+            automaton = pattern_dfa("^seen by one scope[ab]+$")
+            found.append((compile_schema(schema), automaton))
+    assert found[0][0] is found[2][0] and found[0][1] is found[2][1]
+    assert found[0][0] is not found[1][0] and found[0][1] is not found[1][1]
+    assert found[0][0].gbnf == found[1][0].gbnf
+
+
+def test_nothing_of_a_schema_is_kept_but_by_scope() -> None:
+    """Caches that know no scope hold tables alone: of formats, Unicode, and parsers."""
+    free = {
+        f"{module.__name__}.{name}"
+        for module in (
+            importlib.import_module(f"grammars.{each.name}") for each in pkgutil.iter_modules(grammars.__path__)
+        )
+        for name, value in vars(module).items()
+        if hasattr(value, "cache_info") and value.__module__ == module.__name__
+    }
+    assert free == {
+        "grammars.formats.format_dfa",
+        "grammars.gbnf._parser",
+        "grammars.idna._is_valid",
+        "grammars.pattern._case_pairs",
+        "grammars.pattern._categories",
+        "grammars.pattern._parser",
+        "grammars.pattern._script",
+        "grammars.pattern.property_set",
+    }
 
 
 def test_grammars_do_not_depend_on_the_seed_of_hashes() -> None:

@@ -73,6 +73,9 @@ class ChatDouble:
         self.settings: list[ChatSettings] = []
         self.pictures: tuple[tuple[int, Picture], ...] = ()
         self.answers: list[Any] = []
+        self.scopes: list[str] = []
+        """Those of validations."""
+        self.malformed: WireError | None = None
         self.checked_answer = False
         self.inspected = 0
 
@@ -102,13 +105,19 @@ class ChatDouble:
             replayed=frozenset(conversation.turns),
         )
 
-    async def validate(self, tool: Tool, arguments: Mapping[str, Any]) -> None:
+    async def check_tools(self, tools: Sequence[Tool], scope: str) -> None:
+        if self.malformed is not None:
+            raise self.malformed
+
+    async def validate(self, tool: Tool, arguments: Mapping[str, Any], scope: str) -> None:
+        self.scopes.append(scope)
         self.validating.set()
         await self.gate.wait()
         if self.invalid is not None:
             raise self.invalid
 
-    async def validate_answer(self, schema: Mapping[str, Any] | bool, answer: Any) -> None:
+    async def validate_answer(self, schema: Mapping[str, Any] | bool, answer: Any, scope: str) -> None:
+        self.scopes.append(scope)
         self.answers.append(answer)
         if self.invalid is not None:
             raise self.invalid

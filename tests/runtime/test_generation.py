@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from server.chat.events import BlockDelta, BlockEnd, BlockStart, Refusal
+from server.config import ServerConfig
 from server.engine import EngineError
 from server.runtime import LiveGeneration
 from server.wire.records import (
@@ -399,6 +401,30 @@ async def test_unsupported_is_said_before_anything_is_prepared(world: World) -> 
 async def test_tools_where_none_are_supported(world: World) -> None:
     world.chat.capabilities = replace(world.chat.capabilities, tools=False, tool_choice_modes=())
     assert (await error(await begin(world, tools=(tool(),)))).code == "unsupported"
+
+
+async def test_a_malformed_tool_is_invalid_whatever_is_supported(world: World) -> None:
+    world.chat.capabilities = replace(world.chat.capabilities, tools=False, tool_choice_modes=())
+    world.chat.malformed = WireError("invalid-request", "tool weather: /properties/a: type: must be a type name")
+    assert await error(await begin(world, tools=(tool(),))) is world.chat.malformed
+
+
+@pytest.mark.parametrize("cache_scope", ["endpoint", "shared"])
+async def test_schemas_are_kept_where_prompts_are(tmp_path: Path, cache_scope: str) -> None:
+    world = World(tmp_path / "model.gguf", server=ServerConfig(deadline=60, cache_scope=cache_scope))
+    world.chat.script = {"x": CALL}
+    world.chat.checked = frozenset({"weather"})
+    jobs = []
+    for number, name in enumerate(("one", "other")):
+        live = await begin(world, who=caller(endpoint=name), tools=(tool(),))
+        run = await world.engine.run(number)
+        run.say("x")
+        run.done()
+        assert (await outcome(live)).finish == "toolUse"
+        jobs.append(run.job.scope)
+    assert [each.scope for each in world.chat.conversations] == world.chat.scopes == jobs
+    assert len(set(jobs)) == (1 if cache_scope == "shared" else 2)
+    await world.runtime.close()
 
 
 async def test_what_chat_refuses_is_the_outcome(world: World) -> None:

@@ -153,6 +153,7 @@ async def test_an_answer_with_a_schema_is_checked(tmp_path: Path, said: str, vio
     result = await live.result()
     assert (result.code if isinstance(result, WireError) else None) == code
     assert world.chat.answers == ([[1]] if said == "[1]" else [])
+    assert set(world.chat.scopes) <= {caller().endpoint.scope}
     await world.runtime.close()
 
 

@@ -296,6 +296,9 @@ async def test_a_schema_that_cannot_be_kept(house: House) -> None:
     tool = {"type": "function", "function": {"name": "broken", "parameters": broken}}
     with pytest.raises(openai.BadRequestError, match="tool broken"):
         await house.chat(tools=[tool])
+    for choice in ("none", {"type": "function", "function": {"name": "book_table"}}):
+        with pytest.raises(openai.BadRequestError, match="tool broken"):
+            await house.chat(tools=[BOOK, tool], tool_choice=choice)
     wanted = {"type": "json_schema", "json_schema": {"name": "broken", "schema": broken}}
     with pytest.raises(openai.BadRequestError, match="answer's schema"):
         await house.chat(response_format=wanted)
