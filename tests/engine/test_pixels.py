@@ -11,12 +11,15 @@ from array import array
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
+import pytest
 import pytest_asyncio
 
 from server.engine import Done, Engine, Failed, Job, ModelSpec, Picture, Sampling, Text
 from server.engine.pixels import PIECE, Arriving, pieces, without
 from server.engine.protocol import Decoder, Pixels, Submit, encode
 from tests.fixtures.projectors import TOKENS, Seer, picture
+
+pytestmark = pytest.mark.slow
 
 SMALL = picture(1, 40, 30)
 LARGE = picture(2, 1200, 900)

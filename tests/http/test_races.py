@@ -31,6 +31,7 @@ REQUESTS = 5000 if MANY else 150
 CAUSES = ("done", "length", "fail", "cancel", "deadline", "end", "revoke", "leave")
 
 
+@pytest.mark.slow
 async def test_every_race_has_one_result_and_nothing_after_it(tmp_path: Path) -> None:
     """Completion, cancel, deadline, disconnect, revocation and the engine's death, at random moments of random
     generations. The sockets are real; the clock is not, so that each generation has a deadline of its own."""

@@ -59,6 +59,7 @@ async def test_the_examples_run(examples: tuple[Block, ...], local: Api, monkeyp
     assert given[2] == (TextPart("22 degrees in Seoul"),) and given[5] == (TextPart("22 degrees"),)
 
 
+@pytest.mark.slow
 @runs("OpenAI clients", 6, 7)
 async def test_the_llm_command_line_runs(examples: tuple[Block, ...], local: Api, tmp_path: Path) -> None:
     configuration, command = examples
