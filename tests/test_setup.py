@@ -220,3 +220,12 @@ def test_a_commit_is_held_to_what_ci_runs() -> None:
     assert entries == wanted
     stages = {hook["id"]: hook.get("stages", ["pre-commit"]) for hook in hooks}
     assert {name for name, given in stages.items() if given != ["pre-commit"]} == {"tests"}
+
+
+def test_markers_follow_from_fixtures(smollm2: Path, request: pytest.FixtureRequest) -> None:
+    assert request.node.get_closest_marker("model") is not None
+    assert request.node.get_closest_marker("browser") is None
+
+
+def test_a_test_without_a_model_is_not_marked(request: pytest.FixtureRequest) -> None:
+    assert not {"model", "browser", "slow"} & {mark.name for mark in request.node.iter_markers()}
