@@ -245,8 +245,8 @@ class ServerConfig:
     owner_from: tuple[Network, ...] = ()
     """Addresses beside loopback from which the owner's API answers."""
     cache_scope: str = "endpoint"
-    """Who may reuse the cached beginning of another's prompt. `shared`: everyone, which lets the time to the first
-    token tell one endpoint what another has asked."""
+    """Who may reuse the cached beginning of another's prompt, and what is kept of another's schemas. `shared`:
+    everyone, which lets the time to the first token tell one endpoint what another has asked."""
     artifacts: Path | None = None
     """The directory whose files are the artifacts that `/llm/complete` may be told of, for whoever holds a token. None:
     there are none."""
