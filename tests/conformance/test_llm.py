@@ -916,7 +916,7 @@ async def test_llm_c20_tools_against_the_rules(anywhere: Shell) -> None:
     assert await anywhere.submitted() == before
 
 
-MALFORMED: dict[str, dict[str, Any]] = {
+MALFORMED_SCHEMAS: dict[str, dict[str, Any]] = {
     "type": {"type": 7},
     "an unknown type": {"type": "text"},
     "properties": {"properties": []},
@@ -938,7 +938,7 @@ async def test_llm_c20_malformed_schemas_whatever_may_be_called(anywhere: Shell)
     before = await anywhere.submitted()
     request = await anywhere.request()
     for choice in CHOICES:
-        for case, member in MALFORMED.items():
+        for case, member in MALFORMED_SCHEMAS.items():
             odd = {"name": "odd", "parameters": {"type": "object", "properties": {"x": member}}}
             error = await anywhere.fail(request | {"tools": [WEATHER, odd], "toolChoice": choice})
             assert error["code"] == "invalid-request", (case, choice)
