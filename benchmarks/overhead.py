@@ -28,11 +28,11 @@ from rich.console import Console
 from rich.table import Table
 
 from grammars import compile_schema
-from server.engine.constraint import Guard
+from server.engine.constraint import GrammarState
 from server.engine.memory import huge_pages
-from server.engine.messages import Constraint, Job, ModelSpec, Segment
+from server.engine.messages import Constraint, EngineConfig, EngineRequest, Segment
 from server.engine.params import Sampling
-from server.engine.protocol import Decoder, Step, Submit
+from server.engine.protocol import AddRequest, Decoder, StepOutput
 from server.engine.sampler import TokenSampler
 from server.engine.vocab import Vocab
 from server.engine.worker import Worker
@@ -86,7 +86,7 @@ def timing(clock: Clock, worker: Worker) -> Iterator[None]:
         (worker, "_advance", "append"),
         (worker, "_report", "frame"),
         (TokenSampler, "choose", "sampling"),
-        *((Guard, name, "grammar") for name in ("allows", "among", "mask", "accept", "forced", "watch")),
+        *((GrammarState, name, "grammar") for name in ("allows", "among", "mask", "accept", "forced", "watch")),
     ]
     # What an object finds in its class is covered, and uncovered again.
     before = [(owner, name, vars(owner).get(name)) for owner, name, _ in timed]
@@ -105,7 +105,7 @@ def timing(clock: Clock, worker: Worker) -> Iterator[None]:
 class Bench:
     """A worker without its process: jobs go in, frames come out, one turn at a time."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: EngineConfig) -> None:
         self._ours, self._theirs = socket.socketpair()
         self._ours.setblocking(False)
         self._decoder = Decoder()
@@ -114,36 +114,36 @@ class Bench:
         self._endings = tuple(token for token in range(self._vocab.size) if self._vocab.is_eog(token))
         self._count = 0
 
-    def job(self, question: str, max_tokens: int, constraint: Constraint | None) -> Job:
+    def job(self, question: str, max_tokens: int, constraint: Constraint | None) -> EngineRequest:
         """Greedy, of a scope of its own; one without a constraint never ends early."""
         self._count += 1
-        return Job(
+        return EngineRequest(
             id=self._count,
             tokens=array("i", self._vocab.tokenize([Segment(question, control=False)])),
             sampling=Sampling(temperature=0),
-            scope=str(self._count),
+            cache_salt=str(self._count),
             deadline=0,
             max_tokens=max_tokens,
             constraint=constraint,
-            banned=() if constraint else self._endings,
+            suppress_tokens=() if constraint else self._endings,
         )
 
-    def turn(self) -> list[Step]:
+    def turn(self) -> list[StepOutput]:
         """One step, and what the worker said of it."""
-        self.worker.turn()
+        self.worker.step()
         try:
             return self._decoder.feed(self._ours.recv(1 << 20))
         except BlockingIOError:
             return []
 
-    def measure(self, jobs: list[Job], steps: int) -> dict[str, Any]:
+    def measure(self, jobs: list[EngineRequest], steps: int) -> dict[str, Any]:
         """Decode the jobs together for so many steps, or until one ends. Figures in microseconds a step."""
         for job in jobs:
-            self.worker.put(Submit(job))
+            self.worker.put(AddRequest(job))
         waiting = {job.id for job in jobs}
         unfinished = set(waiting)
 
-        def see(said: list[Step]) -> int:
+        def see(said: list[StepOutput]) -> int:
             for step in said:
                 waiting.difference_update(id for id, _, _ in step.output)
                 unfinished.difference_update(id for id, _ in step.ended)
@@ -151,7 +151,9 @@ class Bench:
 
         running = self.worker._scheduler.running
         # What a grammar forces at the beginning is said before the prompt is prefilled.
-        while (waiting or any(each.past < len(each.job.tokens) for each in running)) and len(unfinished) == len(jobs):
+        while (waiting or any(each.num_computed_tokens < len(each.request.tokens) for each in running)) and len(
+            unfinished
+        ) == len(jobs):
             see(self.turn())
         clock, done, tokens = Clock(), 0, 0
         with timing(clock, self.worker):
@@ -182,7 +184,7 @@ class Bench:
 
 def measure(model: Path, concurrency: list[int], steps: int, gpu_layers: int = -1) -> dict[str, Any]:
     slots = max(8, *concurrency)
-    bench = Bench(ModelSpec(str(model), slots=slots, context_length=steps + 1024, gpu_layers=gpu_layers))
+    bench = Bench(EngineConfig(str(model), slots=slots, context_length=steps + 1024, gpu_layers=gpu_layers))
     found: dict[str, Any] = {"machine": machine(), "clock_us": clock_cost(), "answers": {}}
     for name in ("chat", "forced"):
         workload = Workload(name)

@@ -27,12 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from server.chat import make_parser
-from server.chat.conversation import Conversation, Prepared
-from server.chat.prepare import Model
-from server.chat.spell import spell
+from server.chat.conversation import PreparedPrompt, PromptRequest
+from server.chat.prepare import PromptBuilder
+from server.chat.spell import render_tool_calls
 from server.config import load_config
 from server.engine import Vocab, llama
-from server.engine.constraint import Guard
+from server.engine.constraint import GrammarState
 from server.engine.memory import huge_pages
 from server.models import fetch
 from server.wire.records import Message, TextPart, Tool
@@ -68,17 +68,17 @@ def prose(tokens: int) -> str:
 class Replay:
     """One answer in one format."""
 
-    def __init__(self, model: llama.Model, vocab: Vocab, template: str | None, text: str, size: int) -> None:
+    def __init__(self, model: llama.LlamaModel, vocab: Vocab, template: str | None, text: str, size: int) -> None:
         self._model, self._vocab = model, vocab
-        self._candidates = llama.Candidates(vocab.size)  # one for all answers, as the engine has it
-        chat = Model(vocab, template)
+        self._candidates = llama.CandidateArray(vocab.size)  # one for all answers, as the engine has it
+        chat = PromptBuilder(vocab, template)
         question = Message("user", (TextPart("What do you know of Paris, and how is the weather there?"),))
-        self.prepared: Prepared = chat.prepare(Conversation((question,), (TOOL,), "auto"))
+        self.prepared: PreparedPrompt = chat.prepare(PromptRequest((question,), (TOOL,), "auto"))
         format = self.prepared.parser.format
         for marker in sorted(format.markers, key=len, reverse=True):
             text = text.replace(marker, "")
         said = model.tokenize(text, parse_special=False)
-        if format.forced:  # an answer is a call or text: here all of the text is the call's
+        if format.grammar_only:  # an answer is a call or text: here all of the text is the call's
             while len(called := self._called({**ARGUMENTS, "city": text})) > size:
                 text = text[: len(text) * size // len(called) - 1]
             self.call = len(called)
@@ -89,7 +89,7 @@ class Replay:
             self.tokens = [*said[: size - len(called)], *called]
 
     def _called(self, arguments: dict[str, Any]) -> list[int]:
-        call = str.__str__(spell(self.prepared.parser.format.calls[0], [(TOOL.name, "0", arguments)]))
+        call = str.__str__(render_tool_calls(self.prepared.parser.format.calls[0], [(TOOL.name, "0", arguments)]))
         return list(self._model.tokenize(call, parse_special=False))
 
     def run(self) -> list[int]:
@@ -112,7 +112,7 @@ class Replay:
                     raise SystemExit(f"the grammar refuses token {index} of the answer")
                 guard.accept(token)
             else:
-                guard.watch(piece)
+                guard.feed_trigger(piece)
             feed(decode(piece))
         called = finish()
         marks[size] = time.process_time_ns()
@@ -120,9 +120,9 @@ class Replay:
             raise SystemExit("the answer did not end in a call")
         return [marks[end] - marks[start] for start, end in spans]
 
-    def _start(self) -> tuple[Guard, Callable[[str], object], Callable[[], bool]]:
+    def _start(self) -> tuple[GrammarState, Callable[[str], object], Callable[[], bool]]:
         assert self.prepared.constraint is not None
-        guard = Guard(self.prepared.constraint, self._model, self._vocab, self._candidates)
+        guard = GrammarState(self.prepared.constraint, self._model, self._vocab, self._candidates)
         parser = make_parser(self.prepared.parser)
         names: list[str] = []
 
@@ -153,7 +153,7 @@ def main() -> int:
     options = parser.parse_args()
     if "PYTHONMALLOC" not in os.environ:  # memory as the server's processes have it
         os.execve(sys.executable, [sys.executable, *sys.argv], huge_pages(os.environ))
-    model = llama.Model(str(fetch(load_config(ROOT / "models.toml").connections[0].source)), vocab_only=True)
+    model = llama.LlamaModel(str(fetch(load_config(ROOT / "models.toml").connections[0].source)), vocab_only=True)
     vocab = Vocab(model)
     text = options.answer.read_text(encoding="utf-8") if options.answer else prose(options.tokens)
     worst = 0.0

@@ -81,20 +81,20 @@ class Sampler:
 
         llama.log_to(None)
         self.llama = llama
-        self.model = llama.Model(vocabulary, vocab_only=True)
+        self.model = llama.LlamaModel(vocabulary, vocab_only=True)
         self.vocab = Vocab(self.model)
-        self.candidates = llama.Candidates(self.vocab.size)
+        self.candidates = llama.CandidateArray(self.vocab.size)
         self.end = self.model.eos
         self.tokens, self.seconds = 0, 0.0
 
     def load(self, grammar: str) -> Any:
-        sampler = self.llama.grammar(self.model, grammar)
+        sampler = self.llama.grammar_sampler(self.model, grammar)
         if sampler is None:
             raise ValueError("llama.cpp refuses the grammar")
         return sampler
 
     def allows(self, sampler: Any, token: int) -> bool:
-        self.candidates.select([token], 0.0)
+        self.candidates.set_some([token], 0.0)
         sampler.apply(self.candidates)
         return bool(np.isfinite(self.candidates.view()["logit"][0]))
 
@@ -771,7 +771,7 @@ def mask_times(sampler: Sampler, grammar: str, prefix: str, runs: int = 3) -> fl
     zeros = np.zeros(sampler.vocab.size, np.float32)
     best = float("inf")
     for _ in range(runs):
-        sampler.candidates.fill(zeros)
+        sampler.candidates.set_all(zeros)
         began = time.process_time()  # one thread: what neighbours burn does not count
         loaded.apply(sampler.candidates)
         best = min(best, time.process_time() - began)

@@ -1,16 +1,16 @@
 """JSON Schema in, GBNF grammar out."""
 
-from .compiler import Check, Compiled, check_schema, compile_schema
+from .compiler import Compiled, UncheckedKeyword, check_schema, compile_schema
 from .errors import InvalidInstance, InvalidSchema, UnsupportedSchema
 from .memo import scoped
-from .spelling import Elements
+from .spelling import TaggedSyntax
 
 __all__ = [
-    "Check",
     "Compiled",
-    "Elements",
     "InvalidInstance",
     "InvalidSchema",
+    "TaggedSyntax",
+    "UncheckedKeyword",
     "UnsupportedSchema",
     "check_schema",
     "compile_schema",

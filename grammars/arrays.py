@@ -6,47 +6,47 @@ from typing import TYPE_CHECKING, Any
 
 from . import limits
 from .rules import Lit, Ref, Sequence
-from .shapes import FALSE, ArrayShape, Term
+from .shapes import FALSE, ArraySet, Term
 
 if TYPE_CHECKING:
-    from .writer import Writer
+    from .writer import GrammarBuilder
 
 _ANY = object()  # stands for the key of a value that need not be told from others
 _STATES = 1_000
 """States of one array whose items must be counted or told apart."""
 
 
-class ArrayWriter:
+class ArrayRules:
     """One array: the items of the prefix, then any number of further items within the bounds."""
 
-    def __init__(self, writer: Writer, shape: ArrayShape) -> None:
+    def __init__(self, writer: GrammarBuilder, shape: ArraySet) -> None:
         self.writer, self.shape, self.grammar = writer, shape, writer.grammar
         self.comma = Lit(writer.spelling.layout.comma)
 
     def write(self) -> tuple[Sequence, ...]:
         shape = self.shape
-        prefix, most = shape.prefix, shape.most
+        prefix, most = shape.prefix, shape.max_items
         for i, term in enumerate(prefix):
             if term is FALSE:
                 prefix, most = prefix[:i], i if most is None else min(most, i)
                 break
         else:
-            if shape.rest is FALSE:
+            if shape.additional is FALSE:
                 most = len(prefix) if most is None else min(most, len(prefix))
         if most is not None:
             prefix = prefix[:most]
-            if most < shape.least:
+            if most < shape.min_items:
                 return ()
         contains = tuple(c for c in shape.contains if c.least or c.most is not None)
-        shape = shape._replace(prefix=prefix, most=most, contains=contains)
+        shape = shape._replace(prefix=prefix, max_items=most, contains=contains)
         if contains or (shape.unique and (most is None or most > 1)):
             out = self._counted(shape)
             if out is not None:
                 return out
         return self._plain(shape)
 
-    def _plain(self, shape: ArrayShape) -> tuple[Sequence, ...]:
-        prefix, least, most, n = shape.prefix, shape.least, shape.most, len(shape.prefix)
+    def _plain(self, shape: ArraySet) -> tuple[Sequence, ...]:
+        prefix, least, most, n = shape.prefix, shape.min_items, shape.max_items, len(shape.prefix)
         closing: Sequence = (Lit("]"),)
         if most == 0:
             return ((Lit("[]"),),)
@@ -54,7 +54,7 @@ class ArrayWriter:
         if most is not None and most <= n:
             rest: Sequence = closing
         else:
-            item = self.writer.term(shape.rest)
+            item = self.writer.term(shape.additional)
             lower, upper = max(0, least - n), None if most is None else most - n
             if n == 0:
                 lower, upper = max(0, lower - 1), None if upper is None else upper - 1
@@ -72,14 +72,14 @@ class ArrayWriter:
         out.append((Lit("["), *self.writer.term(prefix[0]), *rest))
         return tuple(out)
 
-    def _counted(self, shape: ArrayShape) -> tuple[Sequence, ...] | None:
+    def _counted(self, shape: ArraySet) -> tuple[Sequence, ...] | None:
         """contains and uniqueItems: a state is (index, items so far, matches per contains, values used)."""
         normal, terms = self.writer.normal, self.writer.normal.terms
-        prefix, least, most, n = shape.prefix, shape.least, shape.most, len(shape.prefix)
+        prefix, least, most, n = shape.prefix, shape.min_items, shape.max_items, len(shape.prefix)
         unique = shape.unique and (most is None or most > 1)
         values: dict[Term, list[Any]] = {}
         if unique:
-            listed = {term: normal.values(term, 20) for term in {*prefix, shape.rest}}
+            listed = {term: normal.values(term, 20) for term in {*prefix, shape.additional}}
             if any(v is None for v in listed.values()):
                 normal.note("uniqueItems")
                 unique = False
@@ -102,7 +102,7 @@ class ArrayWriter:
         def items(count: int, matches: tuple[int, ...], used: frozenset[Any]) -> list[Sequence]:
             if most is not None and count >= most:
                 return []
-            term = prefix[count] if count < n else shape.rest
+            term = prefix[count] if count < n else shape.additional
             out = []
             choices: list[tuple[Term, Any]] = [(term, _ANY)]
             if unique:

@@ -12,7 +12,7 @@ from .limits import LimitExceeded
 from .numbers import PLAIN, number_dfa
 from .numbersets import NumberSet
 from .pattern import pattern_dfa
-from .shapes import FALSE, ObjectShape, Term
+from .shapes import FALSE, ObjectSet, Term
 from .textsets import TextSet
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def language(s: TextSet, normal: Normalizer, widen: bool = True) -> DFA | None:
             except LimitExceeded as error:
                 if error.limit == "seconds":
                     raise
-                normal.widened(part)
+                normal.overapproximated(part)
                 if kind == "or":
                     return None
         return out
@@ -95,13 +95,13 @@ def split_length(s: TextSet) -> tuple[TextSet, int, int | None]:
 
 def is_empty(s: TextSet, normal: Normalizer) -> bool:
     """Whether a formula holds for no text; False where that exceeds the limits."""
-    before = dict(normal.checks)
+    before = dict(normal.unchecked)
     automaton = language(s, normal)
-    normal.checks = before
+    normal.unchecked = before
     return automaton is not None and automaton.is_empty()
 
 
-def name_classes(shape: ObjectShape, normal: Normalizer) -> list[tuple[DFA, Term, int]]:
+def name_classes(shape: ObjectSet, normal: Normalizer) -> list[tuple[DFA, Term, int]]:
     """The undeclared names of an object, split by every pattern that says something about them.
 
     Each class: the automaton of its names, the term that their values satisfy, and the bits of `shape.some` whose set
@@ -110,7 +110,7 @@ def name_classes(shape: ObjectShape, normal: Normalizer) -> list[tuple[DFA, Term
     names = language(shape.names, normal) if shape.names != textsets.ALL else None
     start = automata.ALL if names is None else names
     start = automata.difference(start, automata.strings(name for name, _ in shape.props))
-    classes: list[tuple[DFA, tuple[Term, ...], int]] = [] if start.is_empty() else [(start, (shape.rest,), 0)]
+    classes: list[tuple[DFA, tuple[Term, ...], int]] = [] if start.is_empty() else [(start, (shape.additional,), 0)]
     for layer in shape.layers:
         split: list[tuple[DFA, tuple[Term, ...], int, bool]] = [
             (dfa, terms, bits, False) for dfa, terms, bits in classes
@@ -128,8 +128,8 @@ def name_classes(shape: ObjectShape, normal: Normalizer) -> list[tuple[DFA, Term
             split = parts
             if len(split) > _CLASSES:
                 raise LimitExceeded("names")
-        classes = [(dfa, terms if matched else (*terms, layer.rest), bits) for dfa, terms, bits, matched in split]
-    for b, (where, _) in enumerate(shape.some):
+        classes = [(dfa, terms if matched else (*terms, layer.additional), bits) for dfa, terms, bits, matched in split]
+    for b, (where, _) in enumerate(shape.must_contain):
         automaton = language(where, normal)
         if automaton is None:
             automaton = automata.ALL

@@ -242,7 +242,7 @@ class DFA:
 # Canonical form
 
 
-def canonical(start: int, accepting: Callable[[int], bool], rows: Sequence[Row]) -> DFA:
+def minimize(start: int, accepting: Callable[[int], bool], rows: Sequence[Row]) -> DFA:
     """The minimal automaton of the language of `start`, states in breadth-first order.
 
     Strongly connected components are visited successors first. A state outside any cycle is known by its acceptance
@@ -475,7 +475,7 @@ def strings(texts: Iterable[str]) -> DFA:
         ends.add(state)
     _bounded(len(tree))
     rows = [tuple([(code, code, target) for code, target in sorted(node.items())]) for node in tree]
-    return canonical(0, ends.__contains__, rows)
+    return minimize(0, ends.__contains__, rows)
 
 
 @memo
@@ -561,7 +561,7 @@ def _product(a: DFA, b: DFA, left: bool, right: bool, accept: Callable[[bool, bo
         if not len(rows) & 255:
             limits.check()
     ends = [accept(x in a.accepting, y in b.accepting) for x, y in queue]
-    return canonical(0, ends.__getitem__, rows)
+    return minimize(0, ends.__getitem__, rows)
 
 
 @memo
@@ -593,7 +593,7 @@ def complement(a: DFA) -> DFA:
     return difference(ALL, a)
 
 
-def joint(machines: Sequence[DFA], limit: int = 64) -> list[tuple[tuple[int, ...], DFA]]:
+def product_states(machines: Sequence[DFA], limit: int = 64) -> list[tuple[tuple[int, ...], DFA]]:
     """Each combination of states (-1: dead) that the automata can be in together, and the texts that lead there."""
     start = (0,) * len(machines)
     numbers = {start: 0}
@@ -615,7 +615,7 @@ def joint(machines: Sequence[DFA], limit: int = 64) -> list[tuple[tuple[int, ...
                     raise LimitExceeded("states")
             row.append((lo, before(following), numbers[new]))
         rows.append(tuple(row))
-    return [(states, canonical(0, number.__eq__, rows)) for states, number in numbers.items()]
+    return [(states, minimize(0, number.__eq__, rows)) for states, number in numbers.items()]
 
 
 @memo
@@ -625,7 +625,7 @@ def concat(a: DFA, b: DFA) -> DFA:
     start, ends = nfa.embed(a)
     start_b, ends_b = nfa.embed(b)
     for end in ends:
-        nfa.jump(end, start_b)
+        nfa.epsilon(end, start_b)
     return nfa.determinize(start, ends_b)
 
 
@@ -641,16 +641,16 @@ def repeat(a: DFA, least: int = 0, most: int | None = None) -> DFA:
         if number >= least:
             finals.append(here)
         begin, ends = nfa.embed(a)
-        nfa.jump(here, begin)
+        nfa.epsilon(here, begin)
         here = nfa.state()
         for end in ends:
-            nfa.jump(end, here)
+            nfa.epsilon(end, here)
     finals.append(here)
     if most is None:
         begin, ends = nfa.embed(a)
-        nfa.jump(here, begin)
+        nfa.epsilon(here, begin)
         for end in ends:
-            nfa.jump(end, here)
+            nfa.epsilon(end, here)
     return nfa.determinize(start, finals)
 
 
@@ -678,10 +678,10 @@ class NFA:
     def edge(self, source: int, chars: Ranges, target: int) -> None:
         self.edges[source].append((self.sets.setdefault(chars, len(self.sets)), target))
 
-    def jump(self, source: int, target: int, guard: Guard = None) -> None:
+    def epsilon(self, source: int, target: int, guard: Guard = None) -> None:
         self.jumps[source].append((guard, target))
 
-    def look(self, source: int, target: int, ahead: bool, language: DFA) -> None:
+    def lookaround(self, source: int, target: int, ahead: bool, language: DFA) -> None:
         """A jump for texts whose rest (or beginning) is in `language`."""
         looks = self.ahead if ahead else self.behind
         if language not in looks:
@@ -708,7 +708,7 @@ class NFA:
 
         `budget` bounds the moves of subset members looked at, beyond which `LimitExceeded("states")` is raised.
         """
-        subsets = Subsets(self, start, finals, behind)
+        subsets = SubsetConstruction(self, start, finals, behind)
         states: dict[Subset, int] = {subsets.start: 0}
         queue = [subsets.start]
         rows: list[Row] = []
@@ -727,7 +727,7 @@ class NFA:
             row.sort()
             rows.append(tuple(row))
         accept = [subsets.accepting(subset) for subset in queue]
-        return subsets.spell(canonical(0, accept.__getitem__, rows))
+        return subsets.spell(minimize(0, accept.__getitem__, rows))
 
 
 Guard: TypeAlias = str | tuple[bool, int] | None
@@ -741,7 +741,7 @@ Subset: TypeAlias = tuple[frozenset[Thread], tuple[int, ...]]
 _END = -1  # the thread that passed the end guard: it accepts, and reads nothing
 
 
-class Subsets:
+class SubsetConstruction:
     """The subset construction of an NFA, step by step: whole for a DFA, or along one text where a DFA is too large."""
 
     def __init__(self, nfa: NFA, start: int, finals: Iterable[int], behind: tuple[int, ...] | None = None) -> None:

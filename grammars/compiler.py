@@ -17,15 +17,15 @@ from .errors import InvalidSchema, UnsupportedSchema
 from .limits import LimitExceeded
 from .memo import memo, scope
 from .normal import Circular, Normalizer
-from .rules import Rule, cleaned, gbnf
+from .rules import Rule, gbnf, prune
 from .schema import Document, vocabularies, without_validation
-from .spelling import Elements, Spelling
-from .spelling import spelling as spelled
+from .spelling import TaggedSyntax, ValueSyntax
+from .spelling import value_syntax as spelled
 from .validation import Validation
-from .writer import Writer
+from .writer import GrammarBuilder
 
 
-class Check(NamedTuple):
+class UncheckedKeyword(NamedTuple):
     """A keyword that the grammar is wider than: the JSON Pointer of its schema, and its name."""
 
     path: str
@@ -45,9 +45,9 @@ class Compiled:
     """
 
     def __init__(
-        self, rules: dict[str, Rule], checks: tuple[Check, ...], satisfiable: bool, validation: Validation
+        self, rules: dict[str, Rule], checks: tuple[UncheckedKeyword, ...], satisfiable: bool, validation: Validation
     ) -> None:
-        self.checks, self.satisfiable, self._validation = checks, satisfiable, validation
+        self.unchecked, self.satisfiable, self._validation = checks, satisfiable, validation
         # the text alone is kept: its rules are ten times as large, and objects that the cyclic collector walks
         self._marked = gbnf(rules, _MARK)
         self.gbnf = self._marked.replace(_MARK, "")
@@ -74,7 +74,7 @@ def compile_schema(
     *,
     formats: Literal["assert", "annotate"] = "assert",
     style: Literal["compact", "spaced"] = "compact",
-    spelling: str | Elements = "json",
+    spelling: str | TaggedSyntax = "json",
     resources: Mapping[str, Any] | None = None,
 ) -> Compiled:
     """Compiles a JSON Schema (drafts 4 to 2020-12, as `$schema` says) into a grammar for llama.cpp.
@@ -124,7 +124,7 @@ def check_schema(schema: Mapping[str, Any] | bool) -> None:
 @memo
 def _fault(text: str) -> InvalidSchema | UnsupportedSchema | None:
     try:
-        with _compiling, _roomy():
+        with _compiling, compile_limits():
             Document(_load(text), {})
     except LimitExceeded as error:
         return UnsupportedSchema("", "", "exceeds a limit", error.limit)
@@ -150,12 +150,12 @@ def _text(document: Any, keyword: str) -> str:
     return text
 
 
-def _compile(text: str, formats: str, style: str, spelling: str | Elements, given: Mapping[str, str]) -> Compiled:
+def _compile(text: str, formats: str, style: str, spelling: str | TaggedSyntax, given: Mapping[str, str]) -> Compiled:
     """The exact grammar or, where that takes too long or grows too large, a coarse one with more checks."""
     if formats not in ("assert", "annotate") or style not in ("compact", "spaced"):
         raise ValueError("unknown formats or style")
     try:
-        with _roomy():
+        with compile_limits():
             known = vocabularies(json.loads(text), given) if given else None
             if known is not None and "validation" not in known:
                 text = json.dumps(without_validation(json.loads(text)), ensure_ascii=False)
@@ -181,7 +181,7 @@ def _compile(text: str, formats: str, style: str, spelling: str | Elements, give
 class _Request(NamedTuple):
     text: str
     formats: str
-    spelling: Spelling
+    spelling: ValueSyntax
     given: Mapping[str, str]
 
     def compile(self, coarse: bool) -> Compiled:
@@ -190,9 +190,9 @@ class _Request(NamedTuple):
         document = Document(_load(self.text), {uri: _load(other) for uri, other in self.given.items()})
         tracking = any('"unevaluated' in text for text in texts)
         normal = Normalizer(document, formats=self.formats, tracking=tracking, coarse=coarse)
-        grammar = Writer(normal, self.spelling).write(normal.root())
-        rules, satisfiable = cleaned(grammar.rules)
-        checks = tuple(Check(*check) for check in normal.checks)
+        grammar = GrammarBuilder(normal, self.spelling).write(normal.root())
+        rules, satisfiable = prune(grammar.rules)
+        checks = tuple(UncheckedKeyword(*check) for check in normal.unchecked)
         validation = Validation(self.text, dict(self.given), document.dialect, self.formats == "assert")
         return Compiled(rules, checks, satisfiable, validation)
 
@@ -202,7 +202,7 @@ def _load(text: str) -> Any:
 
 
 @contextmanager
-def _roomy() -> Iterator[None]:
+def compile_limits() -> Iterator[None]:
     """Room for the mutual recursion of terms and shapes (`limits.DEPTH` bounds documents, not chains of references),
     and no search for cyclic garbage: a compilation makes many small objects and no garbage worth collecting."""
     before, collecting = sys.getrecursionlimit(), gc.isenabled()

@@ -20,18 +20,18 @@ def finite(values: tuple[Any, ...]) -> Formula:
     return ("finite", tuple(dict.fromkeys(values))) if values else NONE
 
 
-class Algebra:
+class SetAlgebra:
     """Union, intersection and complement. A subclass says what atoms mean: `holds`, `overlap`, `complement`."""
 
-    def holds(self, atom: Formula, value: Any, widen: bool) -> bool:
+    def atom_contains(self, atom: Formula, value: Any, widen: bool) -> bool:
         """Whether an atom's set has a value; what cannot be judged is widened (True) or narrowed."""
         raise NotImplementedError
 
-    def overlap(self, a: Formula, b: Formula) -> Formula | None:
+    def intersect_atoms(self, a: Formula, b: Formula) -> Formula | None:
         """The intersection of two parts as one atom, or as nothing; None where it takes both."""
         raise NotImplementedError
 
-    def complement(self, atom: Formula) -> Formula:
+    def complement_atom(self, atom: Formula) -> Formula:
         return ("not", atom)
 
     def accepts(self, s: Formula, value: Any, widen: bool = True) -> bool:
@@ -48,9 +48,9 @@ class Algebra:
             return any(self.accepts(part, value, widen) for part in s[1])
         if kind == "not":
             return not self.accepts(s[1], value, not widen)
-        return self.holds(s, value, widen)
+        return self.atom_contains(s, value, widen)
 
-    def meet(self, a: Formula, b: Formula) -> Formula:
+    def intersect(self, a: Formula, b: Formula) -> Formula:
         if a in (b, NONE) or b == ALL:
             return a
         if a == ALL or b == NONE:
@@ -64,7 +64,7 @@ class Algebra:
             if part in parts:
                 continue
             for i, known in enumerate(parts):
-                both = self.overlap(known, part)
+                both = self.intersect_atoms(known, part)
                 if both == NONE:
                     return NONE
                 if both is not None:
@@ -74,7 +74,7 @@ class Algebra:
                 parts.append(part)
         return parts[0] if len(parts) == 1 else ("and", tuple(parts))
 
-    def join(self, a: Formula, b: Formula) -> Formula:
+    def union(self, a: Formula, b: Formula) -> Formula:
         if a in (b, ALL) or b == NONE:
             return a
         if a == NONE or b == ALL:
@@ -90,7 +90,7 @@ class Algebra:
             parts.append(part)
         return ("or", tuple(parts))
 
-    def negate(self, a: Formula) -> Formula:
+    def complement(self, a: Formula) -> Formula:
         kind = a[0]
         if kind == "all":
             return NONE
@@ -100,11 +100,11 @@ class Algebra:
             inner: Formula = a[1]
             return inner
         if kind in ("and", "or"):
-            return reduce(self.join if kind == "and" else self.meet, map(self.negate, a[1]))
-        return self.complement(a)
+            return reduce(self.union if kind == "and" else self.intersect, map(self.complement, a[1]))
+        return self.complement_atom(a)
 
-    def union(self, sets: Iterable[Formula]) -> Formula:
-        return reduce(self.join, sets, NONE)
+    def union_all(self, sets: Iterable[Formula]) -> Formula:
+        return reduce(self.union, sets, NONE)
 
 
 def _parts(s: Formula, kind: str) -> list[Formula]:

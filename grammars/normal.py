@@ -18,23 +18,23 @@ from .forms import TYPES, UNREAD, is_number
 from .limits import LimitExceeded
 from .numbersets import NumberSet
 from .pattern import InvalidPattern, UnsupportedPattern, pattern_accepts
-from .schema import Document, Schema, escape
+from .schema import Document, Schema, json_pointer_escape
 from .shapes import (
-    ANY,
     ANY_ARRAY,
     ANY_OBJECT,
+    ANY_VALUE,
     BY_TYPE,
-    EMPTY,
     FALSE,
+    NO_VALUE,
     TRUE,
-    ArrayShape,
+    ArraySet,
     Contains,
     Evaluated,
-    Layer,
-    ObjectShape,
-    Shape,
+    ObjectSet,
+    PatternLayer,
     Term,
     Terms,
+    ValueSet,
     freeze,
 )
 from .textsets import Texts, TextSet
@@ -67,17 +67,17 @@ class Normalizer:
 
     def __init__(self, document: Document, *, formats: str, tracking: bool, coarse: bool = False) -> None:
         self.document = document
-        self.coarse = coarse
+        self.approximate = coarse
         self.alternatives = _COARSE if coarse else limits.ALTERNATIVES
         self.terms = Terms()
-        self.texts = Texts(self._judge)
+        self.texts = Texts(self._format_accepts)
         self.formats = formats == "assert"
         self.tracking = tracking
-        self.checks: dict[tuple[str, str], None] = {}
+        self.unchecked: dict[tuple[str, str], None] = {}
         self.places: dict[str, list[str]] = {}
         self.dropped: set[Schema] = set()  # schemas whose patternProperties exceed the limits
         self.sources: dict[TextSet, tuple[str, str]] = {}
-        self._shapes: dict[Term, Shape | None] = {}
+        self._value_sets: dict[Term, ValueSet | None] = {}
         self._disjoint: dict[tuple[Term, Term], bool] = {}
 
     # Terms
@@ -111,19 +111,19 @@ class Normalizer:
 
     def check(self, schema: Schema, keyword: str) -> None:
         """Notes that the grammar is wider than this keyword."""
-        self.checks[schema.path, keyword] = None
+        self.unchecked[schema.path, keyword] = None
 
     def note(self, *keywords: str) -> None:
         """Notes that the grammar is wider than these keywords, wherever they stand."""
         for keyword in keywords:
             for path in self.places.get(keyword, ()):
-                self.checks[path, keyword] = None
+                self.unchecked[path, keyword] = None
 
     def values(self, term: Term, limit: int) -> list[tuple[Any, Any]] | None:
         """The values of a term, each with its key, where they are plain values and at most `limit`."""
         if term is FALSE:
             return []
-        shape = self.shape(term)
+        shape = self.value_set(term)
         strings, numbers = shape.string, shape.number
         if (
             shape.arrays
@@ -138,22 +138,22 @@ class Normalizer:
             found.append(None)
         return [(freeze(value), value) for value in found] if len(found) <= limit else None
 
-    def name_classes(self, shape: ObjectShape) -> list[tuple[Any, Term, int]]:
+    def name_classes(self, shape: ObjectSet) -> list[tuple[Any, Term, int]]:
         """Undeclared names in classes: the automaton of the names, the term of their values, the bits of `some`."""
         return atoms.name_classes(shape, self)
 
-    def _judge(self, atom: TextSet, text: str, widen: bool) -> bool:
+    def _format_accepts(self, atom: TextSet, text: str, widen: bool) -> bool:
         try:
             return format_accepts(atom[1], text) if atom[0] == "format" else pattern_accepts(atom[1], text)
         except LimitExceeded as error:
             if error.limit == "seconds":
                 raise
         except (InvalidPattern, UnsupportedPattern) as error:
-            raise self._fault(atom, error) from None
-        self.widened(atom)
+            raise self._report(atom, error) from None
+        self.overapproximated(atom)
         return widen
 
-    def _fault(self, atom: TextSet, error: ValueError) -> ValueError:
+    def _report(self, atom: TextSet, error: ValueError) -> ValueError:
         """What neither the grammar nor validation can judge (a back-reference, say) is refused, not checked in vain."""
         path, keyword = self.sources.get(atom, ("", "pattern"))
         kind = InvalidSchema if isinstance(error, InvalidPattern) else UnsupportedSchema
@@ -166,7 +166,7 @@ class Normalizer:
         """
         try:
             if atom[0] == "format" and atom[1] in INEXACT:
-                self.widened(atom)
+                self.overapproximated(atom)
                 if not widen:
                     return None
             return atoms.atom_automaton(atom)
@@ -174,128 +174,128 @@ class Normalizer:
             if error.limit == "seconds":
                 raise
         except (InvalidPattern, UnsupportedPattern) as error:
-            raise self._fault(atom, error) from None
-        self.widened(atom)
+            raise self._report(atom, error) from None
+        self.overapproximated(atom)
         return None
 
-    def widened(self, s: TextSet) -> None:
+    def overapproximated(self, s: TextSet) -> None:
         """Notes that the grammar is wider than the keywords a string formula comes from."""
         if s[0] in ("and", "or"):
             for part in s[1]:
-                self.widened(part)
+                self.overapproximated(part)
         elif s[0] == "not":
-            self.widened(s[1])
+            self.overapproximated(s[1])
         elif s in self.sources:
-            self.checks[self.sources[s]] = None
+            self.unchecked[self.sources[s]] = None
         else:
             self.note("minLength", "maxLength") if s[0] == "length" else self.note("enum", "const")
 
     # Shapes of terms
 
-    def shape(self, term: Term) -> Shape:
-        known = self._shapes.get(term, term)
-        if isinstance(known, Shape):
+    def value_set(self, term: Term) -> ValueSet:
+        known = self._value_sets.get(term, term)
+        if isinstance(known, ValueSet):
             return known
         if known is None:
             raise Circular(term)
-        self._shapes[term] = None
+        self._value_sets[term] = None
         limits.check()
         try:
-            shape = self._shapes[term] = self._shape(term)
+            shape = self._value_sets[term] = self._value_set(term)
         except BaseException:
-            del self._shapes[term]
+            del self._value_sets[term]
             raise
         return shape
 
-    def _shape(self, term: Term) -> Shape:
+    def _value_set(self, term: Term) -> ValueSet:
         kind = term.kind
         if kind == "true":
-            shape = ANY
+            shape = ANY_VALUE
         elif kind == "false":
-            shape = EMPTY
+            shape = NO_VALUE
         elif kind == "leaf":
             schema, holds, scope = term.args
-            shape = self._holds(schema, scope) if holds else self._fails(schema, scope)
+            shape = self._asserted(schema, scope) if holds else self._negated(schema, scope)
         elif kind == "const":
             shape = self._constant(term.args[1])
             if not term.args[2]:
                 shape = self._complement(shape)
         else:
-            shape = self.shape(term.args[0])
+            shape = self.value_set(term.args[0])
             for part in term.args[1:]:
-                other = self.shape(part)
+                other = self.value_set(part)
                 if kind == "any":
-                    shape = self.join(shape, other)
+                    shape = self.union(shape, other)
                 else:
-                    shape = self.meet(shape, other, part.args[0] if part.kind == "leaf" else None, "allOf")
+                    shape = self.intersect(shape, other, part.args[0] if part.kind == "leaf" else None, "allOf")
         return shape
 
-    def _constant(self, value: Any) -> Shape:
+    def _constant(self, value: Any) -> ValueSet:
         if value is None:
             return BY_TYPE["null"]
         if isinstance(value, bool):
-            return EMPTY._replace(booleans=2 if value else 1)
+            return NO_VALUE._replace(booleans=2 if value else 1)
         if isinstance(value, str):
-            return EMPTY._replace(string=textsets.finite((value,)))
+            return NO_VALUE._replace(string=textsets.finite((value,)))
         if is_number(value):
-            return EMPTY._replace(number=numbersets.finite((value,)))
+            return NO_VALUE._replace(number=numbersets.finite((value,)))
         const = self.terms.const
         if isinstance(value, list):
             items = tuple(const(v) for v in value)
-            return EMPTY._replace(arrays=(ArrayShape(items, FALSE, len(items), len(items)),))
+            return NO_VALUE._replace(arrays=(ArraySet(items, FALSE, len(items), len(items)),))
         props = tuple((k, const(v)) for k, v in value.items())
-        return EMPTY._replace(objects=(ObjectShape(props, frozenset(value), rest=FALSE),))
+        return NO_VALUE._replace(objects=(ObjectSet(props, frozenset(value), additional=FALSE),))
 
-    def _complement(self, shape: Shape) -> Shape:
+    def _complement(self, shape: ValueSet) -> ValueSet:
         """All values outside a shape that has at most one array and one object."""
-        return Shape(
+        return ValueSet(
             not shape.null,
             3 & ~shape.booleans,
             numbersets.negate(shape.number),
-            self.texts.negate(shape.string),
+            self.texts.complement(shape.string),
             self._not_array(shape.arrays[0], None) if shape.arrays else (ANY_ARRAY,),
             self._not_object(shape.objects[0]) if shape.objects else (ANY_OBJECT,),
         )
 
     # Algebra
 
-    def join(self, a: Shape, b: Shape) -> Shape:
-        if a is EMPTY or (b is ANY and not self.tracking):
+    def union(self, a: ValueSet, b: ValueSet) -> ValueSet:
+        if a is NO_VALUE or (b is ANY_VALUE and not self.tracking):
             return b
-        if b is EMPTY or (a is ANY and not self.tracking):
+        if b is NO_VALUE or (a is ANY_VALUE and not self.tracking):
             return a
-        return Shape(
+        return ValueSet(
             a.null or b.null,
             a.booleans | b.booleans,
             numbersets.join(a.number, b.number),
-            self.texts.join(a.string, b.string),
+            self.texts.union(a.string, b.string),
             _union(a.arrays, b.arrays, None if self.tracking else ANY_ARRAY),
             _union(a.objects, b.objects, None if self.tracking else ANY_OBJECT),
         )
 
-    def meet(self, a: Shape, b: Shape, schema: Schema | None, keyword: str) -> Shape:
-        if a is ANY or b is EMPTY:
+    def intersect(self, a: ValueSet, b: ValueSet, schema: Schema | None, keyword: str) -> ValueSet:
+        if a is ANY_VALUE or b is NO_VALUE:
             return b
-        if b is ANY or a is EMPTY:
+        if b is ANY_VALUE or a is NO_VALUE:
             return a
         most = self.alternatives
         wide = len(a.arrays) * len(b.arrays) > most or len(a.objects) * len(b.objects) > most
         if wide:
-            self.checks[schema.path if schema else "", keyword] = None
+            self.unchecked[schema.path if schema else "", keyword] = None
         arrays, objects = a.arrays, a.objects
         if not wide:
-            arrays = _unique(m for x in arrays for y in b.arrays if (m := self._meet_arrays(x, y)) is not None)
-            objects = _unique(o for x in objects for y in b.objects if (o := self.meet_objects(x, y)) is not None)
-        return Shape(
+            arrays = _unique(m for x in arrays for y in b.arrays if (m := self._intersect_arrays(x, y)) is not None)
+            objects = _unique(o for x in objects for y in b.objects if (o := self.intersect_objects(x, y)) is not None)
+        return ValueSet(
             a.null and b.null,
             a.booleans & b.booleans,
             numbersets.meet(a.number, b.number),
-            self.texts.meet(a.string, b.string),
+            self.texts.intersect(a.string, b.string),
             arrays,
             objects,
         )
 
-    def _meet_arrays(self, a: ArrayShape, b: ArrayShape) -> ArrayShape | None:
+    def _intersect_arrays(self, a: ArraySet, b: ArraySet) -> ArraySet | None:
         if a is ANY_ARRAY:
             return b
         if b is ANY_ARRAY or a == b:
@@ -304,31 +304,33 @@ class Normalizer:
         both = self.terms.all
         prefix = tuple(
             both(
-                a.prefix[i] if i < len(a.prefix) else a.rest,
-                b.prefix[i] if i < len(b.prefix) else b.rest,
+                a.prefix[i] if i < len(a.prefix) else a.additional,
+                b.prefix[i] if i < len(b.prefix) else b.additional,
             )
             for i in range(n)
         )
-        least, most = max(a.least, b.least), _smaller(a.most, b.most)
+        least, most = max(a.min_items, b.min_items), _smaller(a.max_items, b.max_items)
         if most is not None and most < least:
             return None
         contains = tuple(dict.fromkeys(a.contains + b.contains))
         evaluated = _evaluated(a.evaluated, b.evaluated)
-        return ArrayShape(prefix, both(a.rest, b.rest), least, most, contains, a.unique or b.unique, evaluated)
+        return ArraySet(
+            prefix, both(a.additional, b.additional), least, most, contains, a.unique or b.unique, evaluated
+        )
 
-    def term_for(self, shape: ObjectShape, name: str) -> Term:
+    def term_for(self, shape: ObjectSet, name: str) -> Term:
         """What a shape says about the value under a name that it does not declare."""
         if shape.names is not textsets.ALL and not self.texts.accepts(shape.names, name):
             return FALSE
         if not shape.layers:
-            return shape.rest
-        terms = [shape.rest]
+            return shape.additional
+        terms = [shape.additional]
         for layer in shape.layers:
             matching = [term for pattern, term in layer.patterns if self.texts.accepts(pattern, name)]
-            terms.extend(matching or (layer.rest,))
+            terms.extend(matching or (layer.additional,))
         return self.terms.all(*terms)
 
-    def meet_objects(self, a: ObjectShape, b: ObjectShape) -> ObjectShape | None:
+    def intersect_objects(self, a: ObjectSet, b: ObjectSet) -> ObjectSet | None:
         if a is ANY_OBJECT:
             return b
         if b is ANY_OBJECT or a == b:
@@ -344,90 +346,90 @@ class Normalizer:
         required = a.required | b.required
         if any(props[name] is FALSE for name in required):
             return None
-        least, most = max(a.least, b.least), _smaller(a.most, b.most)
+        least, most = max(a.min_properties, b.min_properties), _smaller(a.max_properties, b.max_properties)
         if most is not None and most < max(least, len(required)):
             return None
-        return ObjectShape(
+        return ObjectSet(
             tuple(props.items()),
             required,
             tuple(dict.fromkeys(a.layers + b.layers)),
-            both(a.rest, b.rest),
+            both(a.additional, b.additional),
             least,
             most,
-            self.texts.meet(a.names, b.names),
-            tuple(dict.fromkeys(a.needs + b.needs)),
-            tuple(dict.fromkeys(a.some + b.some)),
+            self.texts.intersect(a.names, b.names),
+            tuple(dict.fromkeys(a.dependent_required + b.dependent_required)),
+            tuple(dict.fromkeys(a.must_contain + b.must_contain)),
             _evaluated(a.evaluated, b.evaluated),
         )
 
-    def _not_array(self, a: ArrayShape, schema: Schema | None) -> tuple[ArrayShape, ...]:
+    def _not_array(self, a: ArraySet, schema: Schema | None) -> tuple[ArraySet, ...]:
         negate = self.terms.negate
         out = []
         for i, term in enumerate(a.prefix):
             if term is not TRUE:
-                out.append(ArrayShape((TRUE,) * i + (negate(term),), least=i + 1))
-        if a.rest is FALSE:
-            out.append(ArrayShape(least=len(a.prefix) + 1))
-        elif a.rest is not TRUE:
-            out.append(ArrayShape(contains=(Contains(negate(a.rest), 1, None, len(a.prefix)),)))
-        if a.least:
-            out.append(ArrayShape(most=a.least - 1))
-        if a.most is not None:
-            out.append(ArrayShape(least=a.most + 1))
+                out.append(ArraySet((TRUE,) * i + (negate(term),), min_items=i + 1))
+        if a.additional is FALSE:
+            out.append(ArraySet(min_items=len(a.prefix) + 1))
+        elif a.additional is not TRUE:
+            out.append(ArraySet(contains=(Contains(negate(a.additional), 1, None, len(a.prefix)),)))
+        if a.min_items:
+            out.append(ArraySet(max_items=a.min_items - 1))
+        if a.max_items is not None:
+            out.append(ArraySet(min_items=a.max_items + 1))
         for c in a.contains:
             if c.least:
-                out.append(ArrayShape(contains=(Contains(c.term, 0, c.least - 1, c.start),)))
+                out.append(ArraySet(contains=(Contains(c.term, 0, c.least - 1, c.start),)))
             if c.most is not None:
-                out.append(ArrayShape(contains=(Contains(c.term, c.most + 1, None, c.start),)))
+                out.append(ArraySet(contains=(Contains(c.term, c.most + 1, None, c.start),)))
         if a.unique:
             if schema is not None:
                 self.check(schema, "uniqueItems")
-            out.append(ArrayShape(least=2))
+            out.append(ArraySet(min_items=2))
         return tuple(out)
 
-    def _not_object(self, o: ObjectShape) -> tuple[ObjectShape, ...]:
+    def _not_object(self, o: ObjectSet) -> tuple[ObjectSet, ...]:
         negate = self.terms.negate
-        out = [ObjectShape(((name, FALSE),)) for name, _ in o.props if name in o.required]
+        out = [ObjectSet(((name, FALSE),)) for name, _ in o.props if name in o.required]
         for name, term in o.props:
             if term is not TRUE:
-                out.append(ObjectShape(((name, negate(term)),), frozenset((name,))))
+                out.append(ObjectSet(((name, negate(term)),), frozenset((name,))))
         declared = textsets.finite(tuple(name for name, _ in o.props))
-        others = self.texts.negate(declared)
+        others = self.texts.complement(declared)
         for layer in o.layers:
             unmatched = others
             for pattern, term in layer.patterns:
-                unmatched = self.texts.meet(unmatched, self.texts.negate(pattern))
+                unmatched = self.texts.intersect(unmatched, self.texts.complement(pattern))
                 if term is not TRUE:
-                    out.append(ObjectShape(some=((pattern, negate(term)),)))
-            if layer.rest is not TRUE:
-                out.append(ObjectShape(some=((unmatched, negate(layer.rest)),)))
-        if o.rest is not TRUE:
-            out.append(ObjectShape(some=((others, negate(o.rest)),)))
+                    out.append(ObjectSet(must_contain=((pattern, negate(term)),)))
+            if layer.additional is not TRUE:
+                out.append(ObjectSet(must_contain=((unmatched, negate(layer.additional)),)))
+        if o.additional is not TRUE:
+            out.append(ObjectSet(must_contain=((others, negate(o.additional)),)))
         if o.names is not textsets.ALL:
-            out.append(ObjectShape(some=((self.texts.negate(o.names), TRUE),)))
-        if o.least:
-            out.append(ObjectShape(most=o.least - 1))
-        if o.most is not None:
-            out.append(ObjectShape(least=o.most + 1))
-        for name, needed in o.needs:
+            out.append(ObjectSet(must_contain=((self.texts.complement(o.names), TRUE),)))
+        if o.min_properties:
+            out.append(ObjectSet(max_properties=o.min_properties - 1))
+        if o.max_properties is not None:
+            out.append(ObjectSet(min_properties=o.max_properties + 1))
+        for name, needed in o.dependent_required:
             for other in needed:
                 if other != name:
-                    out.append(ObjectShape(((name, TRUE), (other, FALSE)), frozenset((name,))))
+                    out.append(ObjectSet(((name, TRUE), (other, FALSE)), frozenset((name,))))
         return tuple(out)
 
     # Schemas that hold
 
-    def _holds(self, schema: Schema, scope: Scope) -> Shape:
+    def _asserted(self, schema: Schema, scope: Scope) -> ValueSet:
         node = schema.node
         if "$ref" in node and schema.draft <= 7:
-            return self.shape(self._reference(schema, "$ref", scope))
+            return self.value_set(self._reference(schema, "$ref", scope))
         if schema.draft <= 3:
             for keyword in UNREAD & node.keys():
                 raise schema.unsupported(keyword, "is of draft 3 alone")
         shape = self._local(schema, scope)
         for keyword, terms in self._applied(schema, scope):
             other = self._apply(schema, keyword, terms)
-            shape = self.meet(shape, other, schema, keyword)
+            shape = self.intersect(shape, other, schema, keyword)
         if self.tracking:
             shape = self._unevaluated(schema, scope, shape)
         return shape
@@ -462,66 +464,66 @@ class Normalizer:
             out.append(("const", [self.terms.const(node["const"])]))
         return out
 
-    def _apply(self, schema: Schema, keyword: str, terms: list[Term]) -> Shape:
-        shape = self.shape
+    def _apply(self, schema: Schema, keyword: str, terms: list[Term]) -> ValueSet:
+        shape = self.value_set
         if keyword == "anyOf":
             return self._any_of(schema, terms)
         if keyword == "oneOf":
             return self._one_of(schema, terms)
-        if self.coarse and keyword in ("not", "if"):
+        if self.approximate and keyword in ("not", "if"):
             self.check(schema, keyword)
-            return ANY
+            return ANY_VALUE
         if keyword == "not":
             return _forget(shape(self.terms.negate(terms[0])))
         if keyword == "if":
             condition, then, other = terms
-            first = self.meet(shape(condition), shape(then), schema, "then")
-            second = self.meet(_forget(shape(self.terms.negate(condition))), shape(other), schema, "else")
-            return self.join(first, second)
+            first = self.intersect(shape(condition), shape(then), schema, "then")
+            second = self.intersect(_forget(shape(self.terms.negate(condition))), shape(other), schema, "else")
+            return self.union(first, second)
         out = shape(terms[0])
         for term in terms[1:]:
-            out = self.meet(out, shape(term), schema, keyword)
+            out = self.intersect(out, shape(term), schema, keyword)
         return out
 
-    def _any_of(self, schema: Schema, terms: list[Term]) -> Shape:
-        out = EMPTY
+    def _any_of(self, schema: Schema, terms: list[Term]) -> ValueSet:
+        out = NO_VALUE
         for term in terms:
-            out = self.join(out, self.shape(term))
+            out = self.union(out, self.value_set(term))
         if self.tracking and len(terms) > 1:
             if len(terms) > _SUBSETS:
                 self.check(schema, "anyOf")
                 return _evaluate_all(out)
             for size in range(2, len(terms) + 1):
                 for chosen in combinations(terms, size):
-                    both = self.shape(chosen[0])
+                    both = self.value_set(chosen[0])
                     for term in chosen[1:]:
-                        both = self.meet(both, self.shape(term), schema, "anyOf")
-                    out = self.join(out, both)
+                        both = self.intersect(both, self.value_set(term), schema, "anyOf")
+                    out = self.union(out, both)
         return out
 
-    def _one_of(self, schema: Schema, terms: list[Term]) -> Shape:
+    def _one_of(self, schema: Schema, terms: list[Term]) -> ValueSet:
         """Each branch without what overlaps it; where that grows too large, the plain union and a check."""
-        shapes = [self.shape(term) for term in terms]
-        out = EMPTY
+        shapes = [self.value_set(term) for term in terms]
+        out = NO_VALUE
         for i, shape in enumerate(shapes):
             for j, other in enumerate(shapes):
-                if i == j or shape is EMPTY or self._apart(shape, other, 4):
+                if i == j or shape is NO_VALUE or self._are_disjoint(shape, other, 4):
                     continue
                 if terms[i] is terms[j]:
-                    shape = EMPTY
+                    shape = NO_VALUE
                     continue
-                if self.coarse:
+                if self.approximate:
                     self.check(schema, "oneOf")
                     continue
-                outside = _forget(self.shape(self.terms.negate(terms[j])))
+                outside = _forget(self.value_set(self.terms.negate(terms[j])))
                 if (
                     len(shape.objects) * len(outside.objects) > _OVERLAPS
                     or len(shape.arrays) * len(outside.arrays) > _OVERLAPS
                 ):
                     self.check(schema, "oneOf")
                     outside = outside._replace(arrays=(ANY_ARRAY,), objects=(ANY_OBJECT,))
-                shape = self.meet(shape, outside, schema, "oneOf")
-            out = self.join(out, shape)
+                shape = self.intersect(shape, outside, schema, "oneOf")
+            out = self.union(out, shape)
         return out
 
     def _reference(self, schema: Schema, keyword: str, scope: Scope) -> Term:
@@ -554,10 +556,10 @@ class Normalizer:
         types = frozenset((names,)) if isinstance(names, str) else frozenset(names)
         return _ALL_TYPES if "any" in types else types
 
-    def _local(self, schema: Schema, scope: Scope) -> Shape:
+    def _local(self, schema: Schema, scope: Scope) -> ValueSet:
         node = schema.node
         types = self._types(schema)
-        shape = Shape(
+        shape = ValueSet(
             "null" in types,
             3 if "boolean" in types else 0,
             self._numbers(schema, types) if "number" in types or "integer" in types else numbersets.NONE,
@@ -566,26 +568,26 @@ class Normalizer:
             self._objects(schema, scope) if "object" in types else (),
         )
         if "enum" in node:
-            shape = self.meet(shape, self._enumeration(node["enum"]), schema, "enum")
+            shape = self.intersect(shape, self._enumeration(node["enum"]), schema, "enum")
         for name, dependent in self._dependent_schemas(schema, scope):
-            if self.coarse:
+            if self.approximate:
                 self.check(schema, "dependentSchemas" if "dependentSchemas" in node else "dependencies")
                 continue
-            absent = ANY._replace(objects=(ObjectShape(((name, FALSE),)),))
-            present = self.meet(
-                EMPTY._replace(objects=(_having(name),)), self.shape(dependent), schema, "dependentSchemas"
+            absent = ANY_VALUE._replace(objects=(ObjectSet(((name, FALSE),)),))
+            present = self.intersect(
+                NO_VALUE._replace(objects=(_having(name),)), self.value_set(dependent), schema, "dependentSchemas"
             )
-            shape = self.meet(shape, self.join(absent, present), schema, "dependentSchemas")
+            shape = self.intersect(shape, self.union(absent, present), schema, "dependentSchemas")
         return shape
 
-    def _enumeration(self, values: list[Any]) -> Shape:
-        out = EMPTY._replace(
+    def _enumeration(self, values: list[Any]) -> ValueSet:
+        out = NO_VALUE._replace(
             string=textsets.finite(tuple(v for v in values if isinstance(v, str))),
             number=numbersets.finite(tuple(v for v in values if is_number(v))),
         )
         for value in values:
             if not isinstance(value, str) and not is_number(value):
-                out = self.join(out, self._constant(value))
+                out = self.union(out, self._constant(value))
         return out
 
     def _numbers(self, schema: Schema, types: frozenset[str]) -> NumberSet:
@@ -614,13 +616,13 @@ class Normalizer:
                 self.places.setdefault(keyword, []).append(schema.path)
         out = textsets.length(int(node.get("minLength", 0)), None if most is None else int(most))
         if "pattern" in node:
-            out = self.texts.meet(out, self._pattern(schema, "pattern", node["pattern"]))
+            out = self.texts.intersect(out, self._pattern(schema, "pattern", node["pattern"]))
         if self.formats and "format" in node and atoms.is_format(node["format"]):
             atom = ("format", node["format"])
             self.sources.setdefault(atom, (schema.path, "format"))
-            out = self.texts.meet(out, atom)
+            out = self.texts.intersect(out, atom)
         if "contentEncoding" in node and node["contentEncoding"] == "base64" and self.formats:
-            out = self.texts.meet(out, self._pattern(schema, "contentEncoding", BASE64))
+            out = self.texts.intersect(out, self._pattern(schema, "contentEncoding", BASE64))
         return out
 
     def _pattern(self, schema: Schema, keyword: str, pattern: str) -> TextSet:
@@ -631,7 +633,7 @@ class Normalizer:
         self.sources.setdefault(atom, (schema.path, keyword))
         return atom
 
-    def _arrays(self, schema: Schema, scope: Scope) -> tuple[ArrayShape, ...]:
+    def _arrays(self, schema: Schema, scope: Scope) -> tuple[ArraySet, ...]:
         node = schema.node
         keys = node.keys() & _ARRAY_KEYS
         if not keys:
@@ -679,9 +681,9 @@ class Normalizer:
         for keyword in ("contains", "maxItems", "uniqueItems"):
             if keyword in node:
                 self.places.setdefault(keyword, []).append(schema.path)
-        return (ArrayShape(prefix, rest, least, None if most is None else int(most), contains, unique, evaluated),)
+        return (ArraySet(prefix, rest, least, None if most is None else int(most), contains, unique, evaluated),)
 
-    def _objects(self, schema: Schema, scope: Scope) -> tuple[ObjectShape, ...]:
+    def _objects(self, schema: Schema, scope: Scope) -> tuple[ObjectSet, ...]:
         node = schema.node
         keys = node.keys() & _OBJECT_KEYS
         if not keys:
@@ -695,18 +697,18 @@ class Normalizer:
                 props[name] = FALSE
             else:
                 known = document.schemas.get(id(value)) or document.at(
-                    value, f"{path}/properties/{escape(name)}", resource
+                    value, f"{path}/properties/{json_pointer_escape(name)}", resource
                 )
                 props[name] = self.term(known, scope)
         rest = TRUE
         if "additionalProperties" in node:
             rest = self.child(schema, node["additionalProperties"], scope, "additionalProperties")
-        layers: tuple[Layer, ...] = ()
+        layers: tuple[PatternLayer, ...] = ()
         if node.get("patternProperties"):
             layers, rest = self._layers(schema, scope, props, rest)
-        shape = ObjectShape(tuple(props.items()), layers=layers, rest=rest)
+        shape = ObjectSet(tuple(props.items()), layers=layers, additional=rest)
         if "propertyNames" in node:
-            names = self.shape(self.child(schema, node["propertyNames"], scope, "propertyNames")).string
+            names = self.value_set(self.child(schema, node["propertyNames"], scope, "propertyNames")).string
             for name in props:
                 if not self.texts.accepts(names, name):
                     props[name] = FALSE
@@ -758,21 +760,21 @@ class Normalizer:
             shape._replace(
                 props=tuple(props.items()),
                 required=frozenset(required),
-                least=least,
-                most=None if most is None else int(most),
-                needs=needs,
+                min_properties=least,
+                max_properties=None if most is None else int(most),
+                dependent_required=needs,
                 evaluated=evaluated,
             ),
         )
 
     def _layers(
         self, schema: Schema, scope: Scope, props: dict[str, Term], rest: Term
-    ) -> tuple[tuple[Layer, ...], Term]:
+    ) -> tuple[tuple[PatternLayer, ...], Term]:
         """patternProperties with additionalProperties; declared properties meet what the patterns say about them."""
         patterns = []
         for pattern, value in schema.node["patternProperties"].items():
             atom = self._pattern(schema, "patternProperties", pattern)
-            term = self.child(schema, value, scope, f"patternProperties/{escape(pattern)}")
+            term = self.child(schema, value, scope, f"patternProperties/{json_pointer_escape(pattern)}")
             if atom[0] == "pattern" and self.automaton(atom) is None:
                 self.check(schema, "additionalProperties")
                 self.dropped.add(schema)
@@ -781,7 +783,7 @@ class Normalizer:
             for name in props:
                 if self.texts.accepts(atom, name):
                     props[name] = self.terms.all(props[name], term)
-        return (Layer(tuple(patterns), rest),), TRUE
+        return (PatternLayer(tuple(patterns), rest),), TRUE
 
     def _dependent_schemas(self, schema: Schema, scope: Scope) -> list[tuple[str, Term]]:
         node = schema.node
@@ -789,9 +791,12 @@ class Normalizer:
         for name, value in node.get("dependencies", {}).items():
             if isinstance(value, (dict, bool)):
                 found.append(("dependencies", name, value))
-        return [(name, self.child(schema, value, scope, f"{keyword}/{escape(name)}")) for keyword, name, value in found]
+        return [
+            (name, self.child(schema, value, scope, f"{keyword}/{json_pointer_escape(name)}"))
+            for keyword, name, value in found
+        ]
 
-    def _unevaluated(self, schema: Schema, scope: Scope, shape: Shape) -> Shape:
+    def _unevaluated(self, schema: Schema, scope: Scope, shape: ValueSet) -> ValueSet:
         node = schema.node
         if "unevaluatedProperties" in node:
             term = self.child(schema, node["unevaluatedProperties"], scope, "unevaluatedProperties")
@@ -800,11 +805,11 @@ class Normalizer:
                 seen = o.evaluated
                 if not seen.all_names:
                     known = tuple((name, TRUE) for name in sorted(seen.names))
-                    layers: tuple[Layer, ...] = ()
+                    layers: tuple[PatternLayer, ...] = ()
                     rest = term
                     if seen.patterns:
-                        layers, rest = (Layer(tuple((p, TRUE) for p in seen.patterns), term),), TRUE
-                    met = self.meet_objects(o, ObjectShape(known, layers=layers, rest=rest))
+                        layers, rest = (PatternLayer(tuple((p, TRUE) for p in seen.patterns), term),), TRUE
+                    met = self.intersect_objects(o, ObjectSet(known, layers=layers, additional=rest))
                     if met is None:
                         continue
                     o = met
@@ -816,7 +821,7 @@ class Normalizer:
             for a in shape.arrays:
                 if a.evaluated.items is not None:
                     rest = self.terms.any(term, *a.evaluated.contains)
-                    met_array = self._meet_arrays(a, ArrayShape((TRUE,) * a.evaluated.items, rest))
+                    met_array = self._intersect_arrays(a, ArraySet((TRUE,) * a.evaluated.items, rest))
                     if met_array is None:
                         continue
                     a = met_array
@@ -826,79 +831,79 @@ class Normalizer:
 
     # Schemas that fail
 
-    def _fails(self, schema: Schema, scope: Scope) -> Shape:
+    def _negated(self, schema: Schema, scope: Scope) -> ValueSet:
         node = schema.node
         if "$ref" in node and schema.draft <= 7:
-            return self.shape(self.terms.negate(self._reference(schema, "$ref", scope)))
-        negate, shape = self.terms.negate, self.shape
+            return self.value_set(self.terms.negate(self._reference(schema, "$ref", scope)))
+        negate, shape = self.terms.negate, self.value_set
         types = self._types(schema)
         numbers = self._numbers(schema, frozenset(("number",)))
         if "number" not in types:
             numbers = numbersets.meet(numbers, numbersets.INTEGER) if "integer" in types else numbersets.NONE
         arrays = self._arrays(schema, scope) if "array" in types else ()
         objects = self._objects(schema, scope) if "object" in types else ()
-        out = Shape(
+        out = ValueSet(
             "null" not in types,
             0 if "boolean" in types else 3,
             numbersets.negate(numbers),
-            self.texts.negate(self._strings(schema) if "string" in types else textsets.NONE),
+            self.texts.complement(self._strings(schema) if "string" in types else textsets.NONE),
             self._not_array(arrays[0], schema) if arrays else (ANY_ARRAY,),
             self._not_object(objects[0]) if objects else (ANY_OBJECT,),
         )
         if schema in self.dropped:
             out = out._replace(objects=(ANY_OBJECT,))
         if "enum" in node:
-            excluded = ANY
+            excluded = ANY_VALUE
             plain = self._enumeration([v for v in node["enum"] if not isinstance(v, (list, dict))])
-            excluded = self.meet(excluded, self._complement(plain), schema, "enum")
+            excluded = self.intersect(excluded, self._complement(plain), schema, "enum")
             for value in node["enum"]:
                 if isinstance(value, (list, dict)):
-                    excluded = self.meet(excluded, shape(self.terms.const(value, False)), schema, "enum")
-            out = self.join(out, excluded)
+                    excluded = self.intersect(excluded, shape(self.terms.const(value, False)), schema, "enum")
+            out = self.union(out, excluded)
         for name, dependent in self._dependent_schemas(schema, scope):
-            present = EMPTY._replace(objects=(_having(name),))
-            out = self.join(out, self.meet(present, shape(negate(dependent)), schema, "dependentSchemas"))
+            present = NO_VALUE._replace(objects=(_having(name),))
+            out = self.union(out, self.intersect(present, shape(negate(dependent)), schema, "dependentSchemas"))
         for keyword, terms in self._applied(schema, scope):
             if keyword == "anyOf":
-                out = self.join(out, shape(self.terms.all(*map(negate, terms))))
+                out = self.union(out, shape(self.terms.all(*map(negate, terms))))
             elif keyword == "not":
-                out = self.join(out, shape(terms[0]))
+                out = self.union(out, shape(terms[0]))
             elif keyword == "oneOf":
-                out = self.join(out, shape(self.terms.all(*map(negate, terms))))
+                out = self.union(out, shape(self.terms.all(*map(negate, terms))))
                 if len(terms) > _SUBSETS:
                     self.check(schema, "oneOf")
                     for term in terms:
-                        out = self.join(out, shape(term))
+                        out = self.union(out, shape(term))
                 else:
                     for a, b in combinations(terms, 2):
-                        out = self.join(out, shape(self.terms.all(a, b)))
+                        out = self.union(out, shape(self.terms.all(a, b)))
             elif keyword == "if":
                 condition, then, other = terms
-                out = self.join(out, shape(self.terms.all(condition, negate(then))))
-                out = self.join(out, shape(self.terms.all(negate(condition), negate(other))))
+                out = self.union(out, shape(self.terms.all(condition, negate(then))))
+                out = self.union(out, shape(self.terms.all(negate(condition), negate(other))))
             else:
                 for term in terms:
-                    out = self.join(out, shape(negate(term)))
+                    out = self.union(out, shape(negate(term)))
         for keyword in ("unevaluatedProperties", "unevaluatedItems"):
             if keyword in node and node[keyword] is not True:
                 self.check(schema, keyword)
                 wide = (
-                    EMPTY._replace(objects=(ANY_OBJECT,))
+                    NO_VALUE._replace(objects=(ANY_OBJECT,))
                     if keyword == "unevaluatedProperties"
-                    else EMPTY._replace(arrays=(ANY_ARRAY,))
+                    else NO_VALUE._replace(arrays=(ANY_ARRAY,))
                 )
-                out = self.join(out, wide)
+                out = self.union(out, wide)
         return _forget(out)
 
     # Disjointness, as far as it shows at once
 
-    def _apart(self, a: Shape, b: Shape, depth: int) -> bool:
+    def _are_disjoint(self, a: ValueSet, b: ValueSet, depth: int) -> bool:
         """Whether no value is in both shapes; False where that is not plain to see."""
         if (a.null and b.null) or a.booleans & b.booleans:
             return False
         if numbersets.meet(a.number, b.number) != numbersets.NONE:
             return False
-        if not self._empty_text(self.texts.meet(a.string, b.string)):
+        if not self._empty_text(self.texts.intersect(a.string, b.string)):
             return False
         if any(not self._arrays_apart(x, y, depth) for x in a.arrays for y in b.arrays):
             return False
@@ -919,28 +924,28 @@ class Normalizer:
         known = self._disjoint.get((a, b))
         if known is None:
             try:
-                known = self._apart(self.shape(a), self.shape(b), depth - 1)
+                known = self._are_disjoint(self.value_set(a), self.value_set(b), depth - 1)
             except Circular:  # asked while one of the two is being made
                 return False
             self._disjoint[a, b] = known
         return known
 
-    def _arrays_apart(self, a: ArrayShape, b: ArrayShape, depth: int) -> bool:
-        least, most = max(a.least, b.least), _smaller(a.most, b.most)
+    def _arrays_apart(self, a: ArraySet, b: ArraySet, depth: int) -> bool:
+        least, most = max(a.min_items, b.min_items), _smaller(a.max_items, b.max_items)
         if most is not None and least > most:
             return True
         for i in range(min(least, max(len(a.prefix), len(b.prefix)) + 1)):
-            x = a.prefix[i] if i < len(a.prefix) else a.rest
-            y = b.prefix[i] if i < len(b.prefix) else b.rest
+            x = a.prefix[i] if i < len(a.prefix) else a.additional
+            y = b.prefix[i] if i < len(b.prefix) else b.additional
             if self._terms_apart(x, y, depth):
                 return True
         return False
 
-    def _objects_apart(self, a: ObjectShape, b: ObjectShape, depth: int) -> bool:
+    def _objects_apart(self, a: ObjectSet, b: ObjectSet, depth: int) -> bool:
         ours, theirs = dict(a.props), dict(b.props)
         names = a.required | b.required
-        if (b.most is not None and b.most < max(a.least, len(names))) or (
-            a.most is not None and a.most < max(b.least, len(names))
+        if (b.max_properties is not None and b.max_properties < max(a.min_properties, len(names))) or (
+            a.max_properties is not None and a.max_properties < max(b.min_properties, len(names))
         ):
             return True
         for name in names:
@@ -970,8 +975,8 @@ _OBJECT_KEYS = frozenset(
 )
 
 
-def _having(name: str) -> ObjectShape:
-    return ObjectShape(((name, TRUE),), frozenset((name,)))
+def _having(name: str) -> ObjectSet:
+    return ObjectSet(((name, TRUE),), frozenset((name,)))
 
 
 def _smaller(a: Any, b: Any) -> Any:
@@ -1002,7 +1007,7 @@ def _evaluated(a: Evaluated, b: Evaluated) -> Evaluated:
     )
 
 
-def _forget(shape: Shape) -> Shape:
+def _forget(shape: ValueSet) -> ValueSet:
     """Without marks of evaluation: a schema under `not` leaves none."""
     return shape._replace(
         arrays=_unique(a._replace(evaluated=Evaluated()) for a in shape.arrays),
@@ -1010,7 +1015,7 @@ def _forget(shape: Shape) -> Shape:
     )
 
 
-def _evaluate_all(shape: Shape) -> Shape:
+def _evaluate_all(shape: ValueSet) -> ValueSet:
     done = Evaluated(all_names=True, items=None)
     return shape._replace(
         arrays=tuple(a._replace(evaluated=done) for a in shape.arrays),

@@ -14,7 +14,7 @@ from fractions import Fraction
 from math import gcd, lcm
 from typing import TypeAlias
 
-from .automata import DFA, EMPTY, Row, canonical, concat, difference, intersect, literal, union
+from .automata import DFA, EMPTY, Row, concat, difference, intersect, literal, minimize, union
 from .memo import memo
 from .pattern import pattern_dfa
 
@@ -254,7 +254,7 @@ def _compared(bound: Fraction, relation: str) -> DFA | None:
         rows[zero] = ((point, point, opened["<"]),)
         rows[0] = ((48, 48, zero), *digit_row(whole[0], less, same, more, first=1))
     wanted = {"<": "<", "<=": "<=", ">": ">", ">=": ">="}[relation]
-    return canonical(0, lambda number: labels[number] != "" and labels[number] in wanted, rows)
+    return minimize(0, lambda number: labels[number] != "" and labels[number] in wanted, rows)
 
 
 def _decimal(value: Fraction) -> tuple[list[int], list[int]] | None:
@@ -315,4 +315,4 @@ def _multiples(divisor: Fraction) -> DFA | None:
         rows.append(((48, 48, zeros + r),))
         if r == 0:
             accepting.add(zeros)
-    return intersect(canonical(0, accepting.__contains__, rows), _UNSIGNED)
+    return intersect(minimize(0, accepting.__contains__, rows), _UNSIGNED)

@@ -10,7 +10,7 @@ import math
 from fractions import Fraction
 from typing import Any, TypeAlias
 
-from .formulas import ALL, NONE, Algebra, Formula, finite
+from .formulas import ALL, NONE, Formula, SetAlgebra, finite
 
 __all__ = ["ALL", "INTEGER", "NONE", "NumberSet", "finite", "is_integral", "join", "meet", "negate", "span"]
 
@@ -40,8 +40,8 @@ def span(
     return ("range", integer, low, low_open, high, high_open, divisors)
 
 
-class _Numbers(Algebra):
-    def holds(self, atom: NumberSet, value: Any, widen: bool) -> bool:
+class _Numbers(SetAlgebra):
+    def atom_contains(self, atom: NumberSet, value: Any, widen: bool) -> bool:
         _, integer, low, low_open, high, high_open, divisors = atom
         if integer and value != int(value):
             return False
@@ -51,36 +51,36 @@ class _Numbers(Algebra):
             return False
         return all((Fraction(value) / Fraction(d)).denominator == 1 for d in divisors)
 
-    def overlap(self, a: NumberSet, b: NumberSet) -> NumberSet | None:
+    def intersect_atoms(self, a: NumberSet, b: NumberSet) -> NumberSet | None:
         if a[0] == "range" and b[0] == "range":
             return _overlap(a, b)
         return None
 
-    def meet(self, a: NumberSet, b: NumberSet) -> NumberSet:
+    def intersect(self, a: NumberSet, b: NumberSet) -> NumberSet:
         if a[0] == "or" and b[0] not in ("or", "all", "none", "finite"):
             a, b = b, a
         if b[0] == "or" and a[0] not in ("all", "none", "finite") and a != b:
-            return self.union(self.meet(a, part) for part in b[1])
-        out = super().meet(a, b)
+            return self.union_all(self.intersect(a, part) for part in b[1])
+        out = super().intersect(a, b)
         parts = out[1] if out[0] == "and" else ()
         for part in parts:
             if part[0] == "not" and any(_within(other, part[1]) for other in parts if other[0] == "range"):
                 return NONE
         return out
 
-    def complement(self, atom: NumberSet) -> NumberSet:
+    def complement_atom(self, atom: NumberSet) -> NumberSet:
         if atom[0] == "finite":
             out = ALL
             for value in atom[1]:
-                out = self.meet(out, self.join(span(high=value, high_open=True), span(low=value, low_open=True)))
+                out = self.intersect(out, self.union(span(high=value, high_open=True), span(low=value, low_open=True)))
             return out
         _, integer, low, low_open, high, high_open, divisors = atom
         out = ("not", INTEGER) if integer else NONE
         if low is not None:
-            out = self.join(out, span(high=low, high_open=not low_open))
+            out = self.union(out, span(high=low, high_open=not low_open))
         if high is not None:
-            out = self.join(out, span(low=high, low_open=not high_open))
-        return self.union([out, *(("not", span(divisors=(divisor,))) for divisor in divisors)])
+            out = self.union(out, span(low=high, low_open=not high_open))
+        return self.union_all([out, *(("not", span(divisors=(divisor,))) for divisor in divisors)])
 
 
 def _overlap(a: NumberSet, b: NumberSet) -> NumberSet:
@@ -100,7 +100,7 @@ def _within(a: NumberSet, condition: NumberSet) -> bool:
 
 
 _NUMBERS = _Numbers()
-meet, join, negate = _NUMBERS.meet, _NUMBERS.join, _NUMBERS.negate
+meet, join, negate = _NUMBERS.intersect, _NUMBERS.union, _NUMBERS.complement
 
 
 def is_integral(s: NumberSet) -> bool:

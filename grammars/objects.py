@@ -14,12 +14,12 @@ from .automata import DFA, difference, intersect, strings
 from .errors import UnsupportedSchema
 from .pattern import pattern_dfa
 from .rules import Lit, Ref, Sequence
-from .shapes import FALSE, TRUE, ObjectShape, Term
-from .spelling import ELEMENT_NAMES, Elements, Layout, escaped
+from .shapes import FALSE, TRUE, ObjectSet, Term
+from .spelling import ELEMENT_NAMES, ObjectSyntax, TaggedSyntax, escaped
 from .trie import Node, TrieWriter, insert
 
 if TYPE_CHECKING:
-    from .writer import Writer
+    from .writer import GrammarBuilder
 
 FREE = 4
 """Declared properties that may come in any order: the rules grow with the number of their subsets."""
@@ -35,16 +35,16 @@ class _Others(NamedTuple):
     bits: int
 
 
-class ObjectWriter:
+class ObjectRules:
     """Writes one object shape. Every alternative that `write` returns is a whole object."""
 
-    def __init__(self, writer: Writer, shape: ObjectShape, layout: Layout | Elements) -> None:
+    def __init__(self, writer: GrammarBuilder, shape: ObjectSet, layout: ObjectSyntax | TaggedSyntax) -> None:
         self.writer, self.shape, self.grammar, self.layout = writer, shape, writer.grammar, layout
         self.terms = dict(shape.props)
         self.names = [name for name, term in shape.props if term is not FALSE]
         self.opening = self.closing = self.comma = self.quote = ""
-        self.before_name, self.bare = "", layout.names if isinstance(layout, Layout) else _element_names()
-        if isinstance(layout, Elements):
+        self.before_name, self.bare = "", layout.names if isinstance(layout, ObjectSyntax) else _element_names()
+        if isinstance(layout, TaggedSyntax):
             self.before_name = layout.open
         else:
             self.opening, self.closing, self.comma = layout.open, layout.close, layout.comma
@@ -67,12 +67,12 @@ class ObjectWriter:
             raise UnsupportedSchema("", "required", "a required name that this syntax cannot spell")
         possible = None if self.others else len(self.names)
         required = len(shape.required)
-        least, most = shape.least, shape.most
+        least, most = shape.min_properties, shape.max_properties
         if possible is not None and possible < least:
             return ()
         counted = least > required or (most is not None and (possible is None or most < possible))
-        coarse = self.writer.normal.coarse
-        if counted or shape.needs or shape.some:
+        coarse = self.writer.normal.approximate
+        if counted or shape.dependent_required or shape.must_contain:
             try:
                 if coarse:
                     raise limits.LimitExceeded("states")
@@ -83,16 +83,16 @@ class ObjectWriter:
             for ref in self.states.values():  # rules that lead to states never written
                 self.grammar.rules.pop(ref.name, None)
             self.writer.normal.note("minProperties", "maxProperties", "dependentRequired", "dependencies")
-            if shape.some:
-                self.writer.normal.checks["", "not"] = None
+            if shape.must_contain:
+                self.writer.normal.unchecked["", "not"] = None
         if 1 < len(self.names) <= FREE and required < len(self.names) and not coarse:
             return self._free()
         return self._ordered()
 
     def _others(self) -> list[_Others]:
         shape = self.shape
-        if not shape.layers and shape.names == textsets.ALL and not shape.some:
-            return [_Others(None, shape.rest, 0)] if shape.rest is not FALSE else []
+        if not shape.layers and shape.names == textsets.ALL and not shape.must_contain:
+            return [_Others(None, shape.additional, 0)] if shape.additional is not FALSE else []
         return [_Others(*found) for found in self.writer.normal.name_classes(shape)]
 
     def _widened(self, error: limits.LimitExceeded) -> list[_Others]:
@@ -101,17 +101,17 @@ class ObjectWriter:
             raise error
         normal = self.writer.normal
         normal.note("patternProperties", "additionalProperties", "propertyNames")
-        parts = [self.shape.rest]
+        parts = [self.shape.additional]
         for layer in self.shape.layers:
-            parts.append(normal.terms.any(layer.rest, *(term for _, term in layer.patterns)))
-        every = (1 << len(self.shape.some)) - 1
+            parts.append(normal.terms.any(layer.additional, *(term for _, term in layer.patterns)))
+        every = (1 << len(self.shape.must_contain)) - 1
         return [_Others(None, normal.terms.all(*parts), every)]
 
     # Members
 
     def _value(self, term: Term, after: Sequence) -> Sequence:
         """What follows a name."""
-        if isinstance(self.layout, Layout):
+        if isinstance(self.layout, ObjectSyntax):
             return (Lit(self.layout.colon), *self.writer.term(term), *after)
         values = self.writer.element(term, self.layout)
         return (*(values[0] if len(values) == 1 else (self.grammar.add(tuple(values), "e"),)), *after)
@@ -216,7 +216,7 @@ class ObjectWriter:
         index = {name: i for i, name in enumerate(names)}
         needs: dict[str, set[str]] = {}
         dead: set[str] = set()
-        for name, needed in shape.needs:
+        for name, needed in shape.dependent_required:
             if name in index:
                 if any(other not in index for other in needed):
                     dead.add(name)
@@ -227,10 +227,10 @@ class ObjectWriter:
         for name, wanted in needs.items():
             for other in wanted:
                 last_use[other] = max(last_use.get(other, -1), index[name])
-        if self.others and shape.least > len(required):
+        if self.others and shape.min_properties > len(required):
             normal.note("minProperties")  # no grammar keeps undeclared names from repeating
-        all_bits = (1 << len(shape.some)) - 1
-        cap = shape.least if shape.most is None else max(shape.least, shape.most)
+        all_bits = (1 << len(shape.must_contain)) - 1
+        cap = shape.min_properties if shape.max_properties is None else max(shape.min_properties, shape.max_properties)
         last_required = max((index[name] for name in required if name in index), default=-1)
         states = self.states
         queue: list[_State] = []
@@ -247,7 +247,7 @@ class ObjectWriter:
         def leaf(term: Term, applicable: int, state: _State) -> Sequence:
             """What follows a name: the value, with or without satisfying each of `some`, and the rest."""
             options = [(term, state.bits)]
-            for b, (_, wanted) in enumerate(shape.some):
+            for b, (_, wanted) in enumerate(shape.must_contain):
                 if not state.bits >> b & 1 and applicable >> b & 1:
                     if wanted is TRUE:
                         options = [(t, bits | 1 << b) for t, bits in options]
@@ -257,12 +257,12 @@ class ObjectWriter:
             return leaves[0] if len(leaves) == 1 else (self.grammar.add(tuple(leaves), "m"),)
 
         declared_bits = {
-            name: sum(1 << b for b, (where, _) in enumerate(shape.some) if normal.texts.accepts(where, name))
+            name: sum(1 << b for b, (where, _) in enumerate(shape.must_contain) if normal.texts.accepts(where, name))
             for name in names
         }
 
         def members(state: _State) -> list[Sequence]:
-            if shape.most is not None and state.members >= shape.most:
+            if shape.max_properties is not None and state.members >= shape.max_properties:
                 return []
             count = min(state.members + 1, cap)
             node: Node | None = None
@@ -284,7 +284,7 @@ class ObjectWriter:
 
         def may_end(state: _State) -> bool:
             return (
-                state.members >= shape.least
+                state.members >= shape.min_properties
                 and not state.pending
                 and state.bits == all_bits
                 and state.at > last_required

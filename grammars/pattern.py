@@ -28,13 +28,13 @@ from .automata import (
     LAST,
     NFA,
     Ranges,
-    Subsets,
+    SubsetConstruction,
     char_set,
     characters,
     complement,
     concat,
     invert,
-    joint,
+    product_states,
 )
 from .limits import LimitExceeded
 from .memo import memo
@@ -93,12 +93,12 @@ CHAR.1: /[^\\^$.*+?()\[|]/
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class Literal:
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Set:
+class CharClass:
     ranges: Ranges
 
 
@@ -120,19 +120,19 @@ class Concat:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Alternation:
     options: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class Repetition:
     part: Node
     least: int
     most: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Lookaround:
     ahead: bool
     positive: bool
     part: Node
@@ -145,7 +145,7 @@ class Flags:
     off: str
 
 
-Node: TypeAlias = Text | Set | Dot | Anchor | Concat | Choice | Count | Look | Flags
+Node: TypeAlias = Literal | CharClass | Dot | Anchor | Concat | Alternation | Repetition | Lookaround | Flags
 
 DIGIT: Ranges = ((48, 57),)
 WORD: Ranges = ((48, 57), (65, 90), (95, 95), (97, 122))
@@ -250,7 +250,7 @@ class _Tree(Transformer[Token, Node]):
         self.strict = strict
 
     def start(self, items: list[Node]) -> Node:
-        return items[0] if len(items) == 1 else Choice(tuple(items))
+        return items[0] if len(items) == 1 else Alternation(tuple(items))
 
     def sequence(self, items: list[Node]) -> Node:
         return items[0] if len(items) == 1 else Concat(tuple(items))
@@ -268,7 +268,7 @@ class _Tree(Transformer[Token, Node]):
         return Dot()
 
     def CHARS(self, token: Token) -> Node:
-        return Text(str(token))
+        return Literal(str(token))
 
     CHAR = CHARS
 
@@ -276,10 +276,10 @@ class _Tree(Transformer[Token, Node]):
         value = _escape(token, token.start_pos or 0, self.strict)
         if isinstance(value, str):
             return Anchor(value)
-        return Set(((value, value),) if isinstance(value, int) else value)
+        return CharClass(((value, value),) if isinstance(value, int) else value)
 
     def CLASS(self, token: Token) -> Node:
-        return Set(_class(token, token.start_pos or 0, self.strict))
+        return CharClass(_class(token, token.start_pos or 0, self.strict))
 
     def quantified(self, items: list[Node | Token]) -> Node:
         part, token = items
@@ -294,22 +294,22 @@ class _Tree(Transformer[Token, Node]):
                 raise InvalidPattern(token.start_pos or 0, "counts out of order")
         else:
             low, high = {"*": (0, None), "+": (1, None), "?": (0, 1)}[sign]
-        if isinstance(part, Look):
+        if isinstance(part, Lookaround):
             if not part.ahead or self.strict:
                 raise InvalidPattern(token.start_pos or 0, "nothing to repeat")
             return part if low else Concat(())
-        return Count(part, low, high)
+        return Repetition(part, low, high)
 
     def group(self, items: list[Node | Token]) -> Node:
         opening = items[0]
         options = tuple([item for item in items[1:] if not isinstance(item, Token)])
         assert isinstance(opening, Token)
-        part = options[0] if len(options) == 1 else Choice(options)
-        if isinstance(part, Anchor | Look):
+        part = options[0] if len(options) == 1 else Alternation(options)
+        if isinstance(part, Anchor | Lookaround):
             part = Concat((part,))  # a group may be repeated where an anchor may not
         kind = opening[2:]
         if kind in ("=", "!", "<=", "<!"):
-            return Look(kind[0] != "<", kind[-1] == "=", part)
+            return Lookaround(kind[0] != "<", kind[-1] == "=", part)
         if kind == ">":
             raise UnsupportedPattern("an atomic group")
         if kind.startswith("P") and self.strict:
@@ -404,12 +404,12 @@ def _anchored(node: Node) -> bool:
             for part in parts:
                 if _anchored(part):
                     return True
-                if not isinstance(part, Look | Anchor):
+                if not isinstance(part, Lookaround | Anchor):
                     return False
             return False
-        case Choice(options):
+        case Alternation(options):
             return all(_anchored(option) for option in options)
-        case Count(part, least, _):
+        case Repetition(part, least, _):
             return least > 0 and _anchored(part)
     return False
 
@@ -425,13 +425,13 @@ class _Builder:
         """Adds the states of `node` behind `here`; returns the state behind it. Nothing ever leads back to `here`."""
         nfa = self.nfa
         match node:
-            case Text(text):
+            case Literal(text):
                 for char in text:
                     there = nfa.state()
                     nfa.edge(here, self.chars(char_set([(ord(char), ord(char))]), mode), there)
                     here = there
                 return here
-            case Set(ranges):
+            case CharClass(ranges):
                 there = nfa.state()
                 if ranges:
                     nfa.edge(here, self.chars(ranges, mode), there)
@@ -444,16 +444,16 @@ class _Builder:
                 for part in parts:
                     here = self.build(part, here, mode)
                 return here
-            case Choice(options):
+            case Alternation(options):
                 there = nfa.state()
                 for option in options:
-                    nfa.jump(self.build(option, here, mode), there)
+                    nfa.epsilon(self.build(option, here, mode), there)
                 return there
-            case Count(part, least, most):
+            case Repetition(part, least, most):
                 return self.count(part, least, most, here, mode)
             case Anchor(kind):
                 return self.anchor(kind, here, mode)
-            case Look(ahead, positive, part):
+            case Lookaround(ahead, positive, part):
                 return self.look(ahead, positive, part, here, mode)
             case Flags(part, on, off):
                 inner = _Mode(
@@ -472,22 +472,22 @@ class _Builder:
         if most is None:
             loop = nfa.state()
             if least:  # the last required one is the body of the loop
-                nfa.jump(here, loop)
+                nfa.epsilon(here, loop)
                 end = self.build(part, loop, mode)
                 there = nfa.state()
-                nfa.jump(end, loop)
-                nfa.jump(end, there)
+                nfa.epsilon(end, loop)
+                nfa.epsilon(end, there)
                 return there
-            nfa.jump(here, loop)
-            nfa.jump(self.build(part, loop, mode), loop)
+            nfa.epsilon(here, loop)
+            nfa.epsilon(self.build(part, loop, mode), loop)
             return loop
         if most == least:
             return here
         there = nfa.state()
         for _ in range(most - least):
-            nfa.jump(here, there)
+            nfa.epsilon(here, there)
             here = self.build(part, here, mode)
-        nfa.jump(here, there)
+        nfa.epsilon(here, there)
         return there
 
     def anchor(self, kind: str, here: int, mode: _Mode) -> int:
@@ -495,25 +495,25 @@ class _Builder:
         there = nfa.state()
         if kind == "start":
             if mode.inside == "ahead":
-                nfa.look(here, there, False, EPSILON)
+                nfa.lookaround(here, there, False, EPSILON)
             else:
-                nfa.jump(here, there, "start")
+                nfa.epsilon(here, there, "start")
             if mode.multiline:
-                nfa.look(here, there, False, ENDS_IN_LINE_END)
+                nfa.lookaround(here, there, False, ENDS_IN_LINE_END)
         elif kind == "end":
             if mode.inside == "behind":
                 raise UnsupportedPattern("an end anchor in a look-behind")
-            nfa.jump(here, there, "end")
+            nfa.epsilon(here, there, "end")
             if mode.multiline:
-                nfa.look(here, there, True, STARTS_WITH_LINE_END)
+                nfa.lookaround(here, there, True, STARTS_WITH_LINE_END)
         else:
             if mode.inside == "behind":
                 raise UnsupportedPattern("a word boundary in a look-behind")
             for before_word in (True, False):
                 middle = nfa.state()
-                nfa.look(here, middle, False, ENDS_IN_WORD if before_word else complement(ENDS_IN_WORD))
+                nfa.lookaround(here, middle, False, ENDS_IN_WORD if before_word else complement(ENDS_IN_WORD))
                 starts = before_word if kind == "inside" else not before_word
-                nfa.look(middle, there, True, STARTS_WITH_WORD if starts else complement(STARTS_WITH_WORD))
+                nfa.lookaround(middle, there, True, STARTS_WITH_WORD if starts else complement(STARTS_WITH_WORD))
         return there
 
     def look(self, ahead: bool, positive: bool, part: Node, here: int, mode: _Mode) -> int:
@@ -526,7 +526,7 @@ class _Builder:
             if mode.multiline or not _anchored(part):
                 inner.nfa.edge(start, ANY, start)
                 begin = inner.nfa.state()
-                inner.nfa.jump(start, begin)
+                inner.nfa.epsilon(start, begin)
                 start_part = begin
             else:
                 start_part = start
@@ -534,21 +534,21 @@ class _Builder:
             if inner.nfa.ahead:
                 raise UnsupportedPattern("a look-ahead in a look-behind")
             language = inner.nfa.determinize(start, [end])
-            nfa.look(here, there, False, language if positive else complement(language))
+            nfa.lookaround(here, there, False, language if positive else complement(language))
             return there
         end = inner.build(part, start, inside)
         final = inner.nfa.state()
-        inner.nfa.jump(end, final)
+        inner.nfa.epsilon(end, final)
         inner.nfa.edge(final, ANY, final)
         if not inner.nfa.behind:
             language = inner.nfa.determinize(start, [final])
-            nfa.look(here, there, True, language if positive else complement(language))
+            nfa.lookaround(here, there, True, language if positive else complement(language))
             return there
-        for states, prefix in joint(inner.nfa.behind):
+        for states, prefix in product_states(inner.nfa.behind):
             middle = nfa.state()
-            nfa.look(here, middle, False, prefix)
+            nfa.lookaround(here, middle, False, prefix)
             language = inner.nfa.determinize(start, [final], states)
-            nfa.look(middle, there, True, language if positive else complement(language))
+            nfa.lookaround(middle, there, True, language if positive else complement(language))
         return there
 
 
@@ -563,18 +563,18 @@ def _search(node: Node) -> tuple[NFA, int, int]:
         mode = _Mode("i" in node.on, "s" in node.on, "m" in node.on)
         node = node.part
     loop = -1
-    for option in node.options if isinstance(node, Choice) else (node,):
+    for option in node.options if isinstance(node, Alternation) else (node,):
         if not mode.multiline and _anchored(option):
             begin = start
         else:
             if loop < 0:
                 loop = nfa.state()
                 nfa.edge(loop, ANY, loop)
-                nfa.jump(start, loop)
+                nfa.epsilon(start, loop)
             begin = loop
         first = nfa.state()
-        nfa.jump(begin, first)
-        nfa.jump(builder.build(option, first, mode), final)
+        nfa.epsilon(begin, first)
+        nfa.epsilon(builder.build(option, first, mode), final)
     return nfa, start, final
 
 
@@ -604,9 +604,9 @@ def pattern_dfa(pattern: str) -> DFA:
 
 
 @memo
-def _subsets(pattern: str) -> Subsets:
+def _subsets(pattern: str) -> SubsetConstruction:
     nfa, start, final = _search(parse_pattern(pattern))
-    return Subsets(nfa, start, [final])
+    return SubsetConstruction(nfa, start, [final])
 
 
 def pattern_accepts(pattern: str, text: str) -> bool:

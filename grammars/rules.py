@@ -325,7 +325,7 @@ NOTHING: Sequence = (Chars(()),)
 """Accepts no text: a set without characters."""
 
 
-def cleaned(rules: dict[str, Rule], root: str = "root") -> tuple[dict[str, Rule], bool]:
+def prune(rules: dict[str, Rule], root: str = "root") -> tuple[dict[str, Rule], bool]:
     """Without alternatives that can never be completed, and then without rules that are never reached.
 
     Second: whether the root accepts anything. A root that does not becomes `NOTHING`.

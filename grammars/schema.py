@@ -56,7 +56,7 @@ class Schema:
         return UnsupportedSchema(self.path, keyword, reason, limit)
 
 
-def escape(token: str) -> str:
+def json_pointer_escape(token: str) -> str:
     """One token of a JSON Pointer (RFC 6901, section 3)."""
     return token.replace("~", "~0").replace("/", "~1") if "~" in token or "/" in token else token
 
@@ -185,7 +185,7 @@ class Document:
                 for name, child in value.items():
                     if key == "patternProperties" and (wrong := pattern(name)):
                         raise InvalidSchema(path, key, wrong)
-                    yield f"{path}/{key}/{escape(name)}", child
+                    yield f"{path}/{key}/{json_pointer_escape(name)}", child
             elif key == "items" and isinstance(value, list):
                 self._check_list(value, path, resource)
                 for i, child in enumerate(value):
@@ -204,7 +204,7 @@ class Document:
                     raise InvalidSchema(path, key, "must be an object")
                 for name, child in value.items():
                     if isinstance(child, (dict, bool)):
-                        yield f"{path}/{key}/{escape(name)}", child
+                        yield f"{path}/{key}/{json_pointer_escape(name)}", child
                     elif not are_names(child) and not (isinstance(child, str) and resource.draft <= 3):
                         raise InvalidSchema(path, key, "must hold schemas or arrays of distinct strings")
             if key in NEWEST and not resource.named:
@@ -298,7 +298,7 @@ class Document:
                 node = node[int(token)]
             else:
                 raise schema.invalid(keyword, "refers to a place that does not exist")
-            path = f"{path}/{escape(token)}"
+            path = f"{path}/{json_pointer_escape(token)}"
         if isinstance(node, bool):
             return node
         return self.at(node, path, resource)

@@ -106,11 +106,11 @@ class Terms:
         return self.any(*parts) if term.kind == "all" else self.all(*parts)
 
 
-class Layer(NamedTuple):
+class PatternLayer(NamedTuple):
     """What one schema says about names that no `properties` declares: by pattern, and for all that match none."""
 
     patterns: tuple[tuple[TextSet, Term], ...]
-    rest: Term
+    additional: Term
 
 
 class Evaluated(NamedTuple):
@@ -133,19 +133,19 @@ class Contains(NamedTuple):
     start: int
 
 
-class ArrayShape(NamedTuple):
+class ArraySet(NamedTuple):
     """`prefix` item by item, then `rest`; `least` to `most` items."""
 
     prefix: tuple[Term, ...] = ()
-    rest: Term = TRUE
-    least: int = 0
-    most: int | None = None
+    additional: Term = TRUE
+    min_items: int = 0
+    max_items: int | None = None
     contains: tuple[Contains, ...] = ()
     unique: bool = False
     evaluated: Evaluated = Evaluated()
 
 
-class ObjectShape(NamedTuple):
+class ObjectSet(NamedTuple):
     """Declared properties in order (those of `required` always among them), then what holds for the other names.
 
     `rest` and every layer apply to each undeclared name; `names` restricts undeclared names. `needs`: where the first
@@ -154,38 +154,38 @@ class ObjectShape(NamedTuple):
 
     props: tuple[tuple[str, Term], ...] = ()
     required: frozenset[str] = frozenset()
-    layers: tuple[Layer, ...] = ()
-    rest: Term = TRUE
-    least: int = 0
-    most: int | None = None
+    layers: tuple[PatternLayer, ...] = ()
+    additional: Term = TRUE
+    min_properties: int = 0
+    max_properties: int | None = None
     names: TextSet = textsets.ALL
-    needs: tuple[tuple[str, frozenset[str]], ...] = ()
-    some: tuple[tuple[TextSet, Term], ...] = ()
+    dependent_required: tuple[tuple[str, frozenset[str]], ...] = ()
+    must_contain: tuple[tuple[TextSet, Term], ...] = ()
     evaluated: Evaluated = Evaluated()
 
 
-class Shape(NamedTuple):
+class ValueSet(NamedTuple):
     """Per type, the values in the set. `booleans` is a bit mask: 1 false, 2 true."""
 
     null: bool
     booleans: int
     number: NumberSet
     string: TextSet
-    arrays: tuple[ArrayShape, ...]
-    objects: tuple[ObjectShape, ...]
+    arrays: tuple[ArraySet, ...]
+    objects: tuple[ObjectSet, ...]
 
 
-ANY_ARRAY = ArrayShape()
-ANY_OBJECT = ObjectShape()
-ANY = Shape(True, 3, numbersets.ALL, textsets.ALL, (ANY_ARRAY,), (ANY_OBJECT,))
-EMPTY = Shape(False, 0, numbersets.NONE, textsets.NONE, (), ())
+ANY_ARRAY = ArraySet()
+ANY_OBJECT = ObjectSet()
+ANY_VALUE = ValueSet(True, 3, numbersets.ALL, textsets.ALL, (ANY_ARRAY,), (ANY_OBJECT,))
+NO_VALUE = ValueSet(False, 0, numbersets.NONE, textsets.NONE, (), ())
 
 BY_TYPE = {
-    "null": EMPTY._replace(null=True),
-    "boolean": EMPTY._replace(booleans=3),
-    "number": EMPTY._replace(number=numbersets.ALL),
-    "integer": EMPTY._replace(number=numbersets.INTEGER),
-    "string": EMPTY._replace(string=textsets.ALL),
-    "array": EMPTY._replace(arrays=(ANY_ARRAY,)),
-    "object": EMPTY._replace(objects=(ANY_OBJECT,)),
+    "null": NO_VALUE._replace(null=True),
+    "boolean": NO_VALUE._replace(booleans=3),
+    "number": NO_VALUE._replace(number=numbersets.ALL),
+    "integer": NO_VALUE._replace(number=numbersets.INTEGER),
+    "string": NO_VALUE._replace(string=textsets.ALL),
+    "array": NO_VALUE._replace(arrays=(ANY_ARRAY,)),
+    "object": NO_VALUE._replace(objects=(ANY_OBJECT,)),
 }

@@ -24,7 +24,7 @@ def escaped(text: str) -> str:
     return text.translate(_JSON_TABLE)
 
 
-class Layout(NamedTuple):
+class ObjectSyntax(NamedTuple):
     """The texts around the members of an object. `names`: names stand bare, and only these can; None: quoted, any."""
 
     open: str
@@ -34,7 +34,7 @@ class Layout(NamedTuple):
     names: DFA | None = None
 
 
-class Elements(NamedTuple):
+class TaggedSyntax(NamedTuple):
     """Arguments as one element each: `open` name `named` value `close`.
 
     A string stands raw and ends before `close`; every other value is JSON. `typed` tells what stands in place of
@@ -51,16 +51,16 @@ class Elements(NamedTuple):
         return table.get(kind, table.get("other", self.named))
 
 
-class Spelling(NamedTuple):
+class ValueSyntax(NamedTuple):
     """How values are written. `marker`: strings stand raw between two of them; else quoted as `text` says.
 
     `root`: the layout of the outermost object where it differs from that of the others; nothing but an object can then
     be written.
     """
 
-    layout: Layout
-    root: Layout | Elements | None = None
-    text: strings.Spelling = strings.JSON
+    layout: ObjectSyntax
+    root: ObjectSyntax | TaggedSyntax | None = None
+    text: strings.StringEscapes = strings.JSON
     marker: str = ""
     true: str = "true"
     false: str = "false"
@@ -73,24 +73,24 @@ though Python allows neither; whoever reads such a call takes all up to the `=`.
 _STYLES = {"compact": (",", ":", "="), "spaced": (", ", ": ", "=")}
 
 
-def spelling(name: str | Elements, style: str) -> Spelling:
+def value_syntax(name: str | TaggedSyntax, style: str) -> ValueSyntax:
     """The spelling of a name: "json", "python" (literals), "keywords" (the outermost object as keyword arguments of a
     Python call), "gemma" (bare names, strings between `<|"|>`); or elements of which each holds an argument."""
     comma, colon, equals = _STYLES[style]
-    objects = Layout("{", "}", comma, colon)
-    if isinstance(name, Elements):
-        return Spelling(objects, name)
+    objects = ObjectSyntax("{", "}", comma, colon)
+    if isinstance(name, TaggedSyntax):
+        return ValueSyntax(objects, name)
     if name == "json":
-        return Spelling(objects)
+        return ValueSyntax(objects)
     if name == "gemma":
         bare = pattern_dfa("^[A-Za-z0-9_$@./-]+$")
-        return Spelling(Layout("{", "}", ",", ":", bare), marker='<|"|>')
+        return ValueSyntax(ObjectSyntax("{", "}", ",", ":", bare), marker='<|"|>')
     if name not in ("python", "keywords"):
         raise ValueError(f"no spelling is called {name!r}")
     root = None
     if name == "keywords":
-        root = Layout("", "", comma, equals, pattern_dfa(ARGUMENT))
-    return Spelling(objects, root, strings.PYTHON_DOUBLE, true="True", false="False", null="None")
+        root = ObjectSyntax("", "", comma, equals, pattern_dfa(ARGUMENT))
+    return ValueSyntax(objects, root, strings.PYTHON_DOUBLE, true="True", false="False", null="None")
 
 
 ELEMENT_NAMES = "^[A-Za-z0-9_$@./:-]+$"

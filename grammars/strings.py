@@ -17,13 +17,13 @@ from .automata import (
     LAST,
     Ranges,
     any_string,
-    canonical,
     char_set,
     concat,
     difference,
     intersect,
     invert,
     literal,
+    minimize,
     strings,
 )
 from .limits import LimitExceeded
@@ -32,7 +32,7 @@ from .rules import BLOCKS, Chars, Grammar, Item, Lit, Ref, Repeat, Rule, Sequenc
 
 
 @dataclass(frozen=True)
-class Spelling:
+class StringEscapes:
     """How text is written: its quotes, which characters need a backslash, and which letter or number follows it.
 
     `key` begins the names of the rules that every string of this spelling shares, so spellings can share a grammar.
@@ -52,16 +52,16 @@ class Spelling:
 
 
 _CONTROLS = ((8, "b"), (9, "t"), (10, "n"), (12, "f"), (13, "r"))
-JSON = Spelling("", '"', char_set([(0, 31), (34, 34), (92, 92)]), ((34, '"'), (92, "\\"), *_CONTROLS), "u00")
+JSON = StringEscapes("", '"', char_set([(0, 31), (34, 34), (92, 92)]), ((34, '"'), (92, "\\"), *_CONTROLS), "u00")
 """RFC 8259, section 7."""
-PYTHON_SINGLE = Spelling(
+PYTHON_SINGLE = StringEscapes(
     "python", "'", char_set([(0, 31), (39, 39), (92, 92)]), ((39, "'"), (92, "\\"), *_CONTROLS), "x"
 )
-PYTHON_DOUBLE = Spelling(
+PYTHON_DOUBLE = StringEscapes(
     "python", '"', char_set([(0, 31), (34, 34), (92, 92)]), ((34, '"'), (92, "\\"), *_CONTROLS), "x"
 )
 """The Python Language Reference, 2.4.1 "String and Bytes literals"."""
-RAW = Spelling("raw-", "")
+RAW = StringEscapes("raw-", "")
 
 _HEX = (*((48 + n, 48 + n) for n in range(10)), *((65 + n, 97 + n) for n in range(6)))
 _ANY_HEX = Chars(((48, 57), (65, 70), (97, 102)))
@@ -107,10 +107,10 @@ def _split(chars: Ranges, escaped: Ranges) -> tuple[Ranges, tuple[int, ...]]:
     return tuple(raw), tuple(inside)
 
 
-class Strings:
+class StringRules:
     """Writes automata into one grammar in one spelling; rules are shared between equal languages."""
 
-    def __init__(self, grammar: Grammar, spelling: Spelling = JSON) -> None:
+    def __init__(self, grammar: Grammar, spelling: StringEscapes = JSON) -> None:
         self.grammar = grammar
         self.spelling = spelling
         self._memo: dict[object, Ref] = {}
@@ -333,11 +333,11 @@ class _Named(Grammar):
 
 
 @memo
-def _template(language: DFA, spelling: Spelling) -> tuple[dict[str, Rule], Sequence]:
+def _template(language: DFA, spelling: StringEscapes) -> tuple[dict[str, Rule], Sequence]:
     """The rules of a language that has a name, the same in every grammar, and the sequence that leads into them."""
     assert language.name is not None
     grammar = _Named(f"{spelling.key}{language.name}")
-    strings = Strings(grammar, spelling)
+    strings = StringRules(grammar, spelling)
     entry = grammar.define(grammar.name, (strings._whole(language, 0, None),))
     return grammar.rules, (entry,)
 
@@ -345,7 +345,7 @@ def _template(language: DFA, spelling: Spelling) -> tuple[dict[str, Rule], Seque
 class _Writer:
     """Writes one automaton: straight lines become sequences, states where lines part or meet become rules."""
 
-    def __init__(self, strings: Strings, language: DFA) -> None:
+    def __init__(self, strings: StringRules, language: DFA) -> None:
         self.strings = strings
         self.grammar = strings.grammar
         self.language = language
@@ -555,5 +555,5 @@ def up_to(language: DFA, marker: str) -> DFA:
                 early = True
                 break
         good.append(not early)
-    before_marker = canonical(0, good.__getitem__, rows)
+    before_marker = minimize(0, good.__getitem__, rows)
     return concat(intersect(language, before_marker), literal(marker))

@@ -9,7 +9,7 @@ from .automata import ANY
 from .memo import memo
 from .rules import Chars, Grammar, Lit, Ref, Sequence
 from .spelling import JSON_ESCAPES, JSON_PLAIN
-from .strings import Strings
+from .strings import StringRules
 
 Node: TypeAlias = dict[str, Union["Node", Sequence]]
 """A character leads to a node; `END` leads to the sequence that follows the name."""
@@ -72,7 +72,7 @@ class OtherNames:
     A rule depends only on what may not follow, so objects share the rules of the ends of their names.
     """
 
-    def __init__(self, grammar: Grammar, strings: Strings) -> None:
+    def __init__(self, grammar: Grammar, strings: StringRules) -> None:
         self.grammar, self.strings = grammar, strings
         self._done: dict[frozenset[str], Ref] = {}
 
@@ -105,13 +105,13 @@ class OtherNames:
             if any(len(piece) > 1 for piece in below):
                 rule.extend((Lit(spelled), *rest) for spelled in JSON_ESCAPES.values() if spelled not in below)
             else:
-                rule.append((*escape(self.grammar), *rest))
+                rule.append((*string_escape(self.grammar), *rest))
             rule.append((without("".join(sorted([p for p in below if len(p) == 1]))), *rest))
             self.grammar.define(here.name, tuple(rule))
         return ref
 
 
-def escape(grammar: Grammar) -> Sequence:
+def string_escape(grammar: Grammar) -> Sequence:
     """A character that JSON strings must escape, in its one short spelling."""
     if "escape" not in grammar.rules:
         short = Chars(tuple((ord(c), ord(c)) for c in sorted('"\\bfnrt')))

@@ -14,7 +14,7 @@ from .formats import format_accepts
 from .forms import is_number
 from .limits import LimitExceeded
 from .pattern import InvalidPattern, UnsupportedPattern, pattern_accepts
-from .schema import escape
+from .schema import json_pointer_escape
 from .shapes import freeze
 
 _SECONDS = 2.0
@@ -49,7 +49,7 @@ class Validation:
         except RecursionError:
             raise InvalidInstance("", "depth") from None
         if error is not None:
-            path = "".join(f"/{escape(str(token))}" for token in error.absolute_path)
+            path = "".join(f"/{json_pointer_escape(str(token))}" for token in error.absolute_path)
             raise InvalidInstance(path, str(error.validator or "false"))
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import deque
 
 from . import atoms, automata, limits, numbersets, textsets
-from .arrays import ArrayWriter
+from .arrays import ArrayRules
 from .normal import Normalizer
 from .numbersets import NumberSet
-from .objects import ObjectWriter
+from .objects import ObjectRules
 from .rules import Chars, Grammar, Item, Lit, Ref, Repeat, Rule, Sequence, repeat
-from .shapes import ANY, EMPTY, TRUE, Shape, Term
-from .spelling import Elements, Spelling, escaped, number_texts
-from .strings import RAW, Strings, bounded, up_to
+from .shapes import ANY_VALUE, NO_VALUE, TRUE, Term, ValueSet
+from .spelling import TaggedSyntax, ValueSyntax, escaped, number_texts
+from .strings import RAW, StringRules, bounded, up_to
 from .textsets import TextSet
 from .trie import Node, OtherNames, TrieWriter, insert
 
@@ -22,20 +22,20 @@ _FLAT = 8
 """Texts of an enumeration that are written side by side; longer lists become trees."""
 
 
-class Writer:
+class GrammarBuilder:
     """Writes the terms of one normaliser into one grammar."""
 
-    def __init__(self, normal: Normalizer, spelling: Spelling) -> None:
+    def __init__(self, normal: Normalizer, spelling: ValueSyntax) -> None:
         self.normal, self.spelling = normal, spelling
         self.grammar = Grammar()
-        self.strings = Strings(self.grammar, spelling.text)
-        self.digits = Strings(self.grammar, RAW)
+        self.strings = StringRules(self.grammar, spelling.text)
+        self.digits = StringRules(self.grammar, RAW)
         self.other_names = OtherNames(self.grammar, self.strings)
         self._terms: dict[Term, Sequence] = {}
-        self._shapes: dict[Shape, Sequence] = {}
+        self._shapes: dict[ValueSet, Sequence] = {}
         self._texts: dict[TextSet, tuple[Sequence, ...]] = {}
         self._numbers: dict[NumberSet, tuple[Sequence, ...]] = {}
-        self._queue: deque[tuple[str, Shape]] = deque()
+        self._queue: deque[tuple[str, ValueSet]] = deque()
 
     def write(self, term: Term) -> Grammar:
         """The grammar of a term; its entry rule is `root`."""
@@ -43,9 +43,9 @@ class Writer:
         if self.spelling.root is None:
             self.grammar.define("root", (self.term(term),))
         else:
-            whole = ANY if term is TRUE else self.normal.shape(term)
+            whole = ANY_VALUE if term is TRUE else self.normal.value_set(term)
             layout = self.spelling.root
-            objects = [sequence for o in whole.objects for sequence in ObjectWriter(self, o, layout).write()]
+            objects = [sequence for o in whole.objects for sequence in ObjectRules(self, o, layout).write()]
             self.grammar.define("root", tuple(objects))
         while self._queue:
             limits.check()
@@ -57,15 +57,15 @@ class Writer:
     def term(self, term: Term) -> Sequence:
         known = self._terms.get(term)
         if known is None:
-            known = self._terms[term] = self._shape(ANY if term is TRUE else self.normal.shape(term))
+            known = self._terms[term] = self._shape(ANY_VALUE if term is TRUE else self.normal.value_set(term))
         return known
 
-    def _shape(self, shape: Shape) -> Sequence:
+    def _shape(self, shape: ValueSet) -> Sequence:
         known = self._shapes.get(shape)
         if known is not None:
             return known
         if shape.arrays or shape.objects:
-            name = "value" if shape == ANY else self.grammar.fresh("v")
+            name = "value" if shape == ANY_VALUE else self.grammar.fresh("v")
             self._queue.append((name, shape))
             out: Sequence = (Ref(name),)
         else:
@@ -74,13 +74,13 @@ class Writer:
         self._shapes[shape] = out
         return out
 
-    def _rule(self, shape: Shape) -> Rule:
+    def _rule(self, shape: ValueSet) -> Rule:
         rule: list[Sequence] = list(self.text(shape.string))
         rule.extend(self.number(shape.number))
         for o in shape.objects:
-            rule.extend(ObjectWriter(self, o, self.spelling.layout).write())
+            rule.extend(ObjectRules(self, o, self.spelling.layout).write())
         for a in shape.arrays:
-            rule.extend(ArrayWriter(self, a).write())
+            rule.extend(ArrayRules(self, a).write())
         if shape.booleans & 2:
             rule.append((Lit(self.spelling.true),))
         if shape.booleans & 1:
@@ -161,19 +161,21 @@ class Writer:
         language = up_to(language, end)
         return [] if language.is_empty() else [self.digits.write(language)]
 
-    def element(self, term: Term, elements: Elements) -> list[Sequence]:
+    def element(self, term: Term, elements: TaggedSyntax) -> list[Sequence]:
         """What may follow an argument's name: what tells the type, the value, and the closing text."""
-        shape = ANY if term is TRUE else self.normal.shape(term)
+        shape = ANY_VALUE if term is TRUE else self.normal.value_set(term)
         texts = self.raw_text(shape.string, elements.close)
         out: list[Sequence] = [(Lit(elements.after_name("string")), *text) for text in texts]
-        others: dict[str, Shape] = {}
+        others: dict[str, ValueSet] = {}
         for kind, part in _parts(shape).items():
-            if part != EMPTY:
+            if part != NO_VALUE:
                 named = elements.after_name(kind)
-                known = others.get(named, EMPTY)
-                others[named] = self.normal.join(known, part)
+                known = others.get(named, NO_VALUE)
+                others[named] = self.normal.union(known, part)
         if out and elements.after_name("string") in others:
-            self.normal.checks["", "type"] = None  # raw text and JSON look the same: what was meant shows in decoding
+            self.normal.unchecked["", "type"] = (
+                None  # raw text and JSON look the same: what was meant shows in decoding
+            )
         for named, part in others.items():
             out.append((Lit(named), *self._shape(part), Lit(elements.close)))
         return out
@@ -237,12 +239,12 @@ class Writer:
         return (self.digits.write(automaton),)
 
 
-def _parts(shape: Shape) -> dict[str, Shape]:
+def _parts(shape: ValueSet) -> dict[str, ValueSet]:
     """A shape without its strings, by JSON type."""
     return {
-        "number": EMPTY._replace(number=shape.number),
-        "boolean": EMPTY._replace(booleans=shape.booleans),
-        "null": EMPTY._replace(null=shape.null),
-        "object": EMPTY._replace(objects=shape.objects),
-        "array": EMPTY._replace(arrays=shape.arrays),
+        "number": NO_VALUE._replace(number=shape.number),
+        "boolean": NO_VALUE._replace(booleans=shape.booleans),
+        "null": NO_VALUE._replace(null=shape.null),
+        "object": NO_VALUE._replace(objects=shape.objects),
+        "array": NO_VALUE._replace(arrays=shape.arrays),
     }

@@ -17,15 +17,15 @@ from starlette.routing import Match, Route
 from server.chat import HelperPool, make_parser
 from server.config import LOOPBACK_HOSTS, Config
 from server.engine import Engine
-from server.http.complete import Complete
+from server.http.complete import CompleteApi
 from server.http.console import Console
-from server.http.guard import Guard
+from server.http.guard import RequestMiddleware
 from server.http.health import Health
-from server.http.metrics import Metrics
-from server.http.nap import Nap
-from server.http.openai import OpenAI
+from server.http.metrics import MetricsEndpoint
+from server.http.nap import NapApi
+from server.http.openai import OpenAIApi
 from server.http.openai.errors import no_route
-from server.http.owner import Owner
+from server.http.owner import OwnerApi
 from server.models import fetch
 from server.runtime import Runtime
 from server.runtime.faults import log_fault
@@ -79,14 +79,14 @@ def create_app(
                 await helpers.close()
 
     app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False)
-    for projection in (Nap, Complete, OpenAI):
+    for projection in (NapApi, CompleteApi, OpenAIApi):
         app.router.routes.extend(projection(runtime, tokens).routes())
-    owner = Owner(runtime, tokens, owner_token(tokens.directory))
+    owner = OwnerApi(runtime, tokens, owner_token(tokens.directory))
     app.router.routes.extend([*owner.routes(), *Console(owner, helpers).routes()])
-    app.router.routes.extend([*Metrics(runtime, owner).routes(), *Health(runtime, tokens, helpers).routes()])
+    app.router.routes.extend([*MetricsEndpoint(runtime, owner).routes(), *Health(runtime, tokens, helpers).routes()])
     app.add_exception_handler(HTTPException, _http_error)
     app.add_middleware(
-        Guard, hosts=(*config.server.allowed_hosts, *_own_name(host)), origins=config.server.allowed_origins
+        RequestMiddleware, hosts=(*config.server.allowed_hosts, *_own_name(host)), origins=config.server.allowed_origins
     )
     app.state.runtime = runtime
     return app

@@ -20,7 +20,7 @@ from typing import get_args
 from urllib.parse import urlsplit
 
 from server import library, rpc
-from server.config import Config, ConfigError, Source, load_config
+from server.config import Config, ConfigError, ModelSource, load_config
 from server.engine import EngineError
 from server.logs import LogFormat, start_logging
 from server.models import ModelError, cache_directory, cached, fetch, label
@@ -340,7 +340,7 @@ def _serve(options: argparse.Namespace) -> int:
     log_format = options.log_format or config.server.log_format
     if any(connection.rpc for connection in config.connections):
         os.environ.setdefault("GGML_BACKEND_PATH", str(rpc.built() / rpc.LIBRARY))
-    fetch_one: Callable[[Source], Path] = library.fetch_shown
+    fetch_one: Callable[[ModelSource], Path] = library.fetch_shown
     if log_format == "json":
         start_logging(log_format)
         fetch_one = _fetch_logged
@@ -370,7 +370,7 @@ def _lend(options: argparse.Namespace) -> int:
     os.execve(server, [server, "--host", options.host, "--port", str(options.port)], environment)
 
 
-def _fetch_logged(source: Source) -> Path:
+def _fetch_logged(source: ModelSource) -> Path:
     """For a log that nothing but records may stand in."""
     if source.path is None and cached(source) is None:
         log.info("fetching %s", label(source))

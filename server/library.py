@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from server.config import ConnectionConfig, Source, hub_file, load_config
+from server.config import ModelConfig, ModelSource, hub_file, load_config
 from server.engine import EngineError, gguf
-from server.engine.shape import Shape
+from server.engine.shape import HParams
 from server.models import ModelError, cached, fetch, held, label, remove
 
 if TYPE_CHECKING:
-    from server.engine.plan import Plan
+    from server.engine.plan import MemoryPlan
 
 
-def fetch_shown(source: Source, *, refresh: bool = False) -> Path:
+def fetch_shown(source: ModelSource, *, refresh: bool = False) -> Path:
     """The source's file, with a progress bar on a terminal while it is downloaded. Raises ModelError."""
     if source.path is not None or (cached(source) is not None and not refresh):
         return fetch(source)
@@ -113,24 +113,24 @@ def rm(options: argparse.Namespace) -> int:
     return 0
 
 
-def _connection(what: str, models: Path) -> ConnectionConfig:
+def _connection(what: str, models: Path) -> ModelConfig:
     """What a person names: a connection by its key, else a file as a connection would have it that sets nothing."""
     if models.exists():
         for connection in load_config(models).connections:
             if what == connection.key:
                 return connection
     try:
-        source = Source(huggingface=hub_file(what))
+        source = ModelSource(huggingface=hub_file(what))
     except ValueError:
         if not what.endswith(".gguf") and not Path(what).is_file():
             raise ModelError(
                 f"{what} is neither owner/repo:file nor a GGUF nor the key of a connection in {models}"
             ) from None
-        source = Source(path=Path(what))
-    return ConnectionConfig(key=what, name=what, model=what, source=source)
+        source = ModelSource(path=Path(what))
+    return ModelConfig(key=what, name=what, model=what, source=source)
 
 
-def _describe(path: Path, file: gguf.Gguf, connection: ConnectionConfig) -> None:
+def _describe(path: Path, file: gguf.Gguf, connection: ModelConfig) -> None:
     trained = file.metadata.get(f"{file.architecture}.context_length", "?")
     template = connection.template or file.text("tokenizer.chat_template")
     own = "" if connection.template is None else " (the configuration's)"
@@ -145,7 +145,7 @@ def _describe(path: Path, file: gguf.Gguf, connection: ConnectionConfig) -> None
     _print(f"  template  {f'{len(template)} characters{own}' if template else 'none'}")
 
 
-async def _abilities(path: Path, connection: ConnectionConfig) -> list[str]:
+async def _abilities(path: Path, connection: ModelConfig) -> list[str]:
     """What the model can do with its template, as a helper process finds it."""
     from server.chat import ChatSettings, HelperPool
     from server.wire.records import WireError
@@ -171,27 +171,29 @@ async def _abilities(path: Path, connection: ConnectionConfig) -> list[str]:
     return lines
 
 
-def _planned(path: Path, file: gguf.Gguf, connection: ConnectionConfig) -> Plan:
+def _planned(path: Path, file: gguf.Gguf, connection: ModelConfig) -> MemoryPlan:
     from server.engine.device import machine
     from server.engine.plan import plan
 
     projector, draft = (
         cached(source) if source is not None else None for source in (connection.mmproj, connection.draft)
     )
-    return plan(Shape.of(file), machine(), connection.spec(path, queue=0, projector=projector, draft=draft))
+    return plan(HParams.of(file), machine(), connection.spec(path, queue=0, projector=projector, draft=draft))
 
 
-def _print_plan(made: Plan, connection: ConnectionConfig) -> None:
+def _print_plan(made: MemoryPlan, connection: ModelConfig) -> None:
     where = "on the CPU" if not made.devices else f"{made.gpu_layers} layers on the GPU"
     experts = f", experts of {made.cpu_experts} layers on the CPU" if made.cpu_experts else ""
-    cells = f"{made.cells:,} cells as {made.kv_type}, {'each slot its own' if made.split else 'one pool for all'}"
+    cells = (
+        f"{made.kv_cells:,} cells as {made.kv_type}, {'each slot its own' if made.kv_per_slot else 'one pool for all'}"
+    )
     own = "; its last layer drafts" if made.mtp else ""
     _print(f"  plan      {where}{experts}; {made.slots} slots of {made.context_length:,} tokens; {cells}{own}")
     for share in (*made.devices, made.host):
         repacked = f" ({share.repacked / 2**20:,.1f} laid out anew)" if share.repacked else ""
-        heads = f", beginnings of prompts {share.heads / 2**20:,.1f}" if share.heads else ""
-        images = f", images {share.images / 2**20:,.1f}" if share.images else ""
-        drafts = f", drafts {share.drafts / 2**20:,.1f}" if share.drafts else ""
+        heads = f", beginnings of prompts {share.prefix_cache / 2**20:,.1f}" if share.prefix_cache else ""
+        images = f", images {share.encoder_cache / 2**20:,.1f}" if share.encoder_cache else ""
+        drafts = f", drafts {share.draft_model / 2**20:,.1f}" if share.draft_model else ""
         _print(
             f"            {share.name}: weights {share.weights / 2**20:,.1f} MiB{repacked},"
             f" KV cache {share.kv / 2**20:,.1f}, compute {share.compute / 2**20:,.1f}{heads}{images}{drafts};"

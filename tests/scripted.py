@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from server.chat import HelperPool, make_parser
-from server.chat.text import Text
+from server.chat.text import ProvenanceStr
 from server.config import Config
-from server.engine import Engine, ModelSpec, Vocab
-from server.engine.messages import Done, Failed, Job
+from server.engine import Engine, EngineConfig, Vocab
+from server.engine.messages import EngineRequest, Failed, Finished
 from server.engine.protocol import Decoder, encode
 from server.runtime import Runtime
 from server.runtime.clock import Clock
@@ -26,7 +26,7 @@ from tests.fixtures.script import Arrived, Begin, Cue, Die, End, Fail, Over, Say
 class Run:
     """One job in a worker. What its model does comes in the order it is told."""
 
-    def __init__(self, job: Job, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, job: EngineRequest, writer: asyncio.StreamWriter) -> None:
         self.job = job
         self.over: asyncio.Future[Over] = asyncio.get_running_loop().create_future()
         """Once the worker has done with it."""
@@ -39,7 +39,7 @@ class Run:
             if isinstance(text, bytes):
                 self._cue(Say(self.job.id, text, control=False))
                 continue
-            for segment in text.segments() if isinstance(text, Text) else [None]:
+            for segment in text.segments() if isinstance(text, ProvenanceStr) else [None]:
                 data = text if segment is None else segment.text
                 self._cue(Say(self.job.id, data.encode(), control=segment is None or segment.control))
 
@@ -62,7 +62,7 @@ class Run:
         """Whether it was given up from outside."""
         return self.over.done() and self.over.result().end is None
 
-    async def ended(self) -> Done | Failed | None:
+    async def ended(self) -> Finished | Failed | None:
         """How the worker has ended it; None: it was cancelled."""
         return (await self.over).end
 
@@ -77,7 +77,7 @@ class Director:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.runs: list[Run] = []
-        self.starts: list[ModelSpec] = []
+        self.starts: list[EngineConfig] = []
         self.obedient = True
         self._news = asyncio.Condition()
         self._server: asyncio.Server | None = None
@@ -92,7 +92,7 @@ class Director:
         for writer in self._connected:
             writer.close()
 
-    async def start_engine(self, spec: ModelSpec) -> Engine:
+    async def start_engine(self, spec: EngineConfig) -> Engine:
         """An engine with such a worker, in the place of `Engine.start`."""
         self.starts.append(spec)
         return await Engine.start(spec, worker=("tests.fixtures.scripted_worker", str(self._path)))

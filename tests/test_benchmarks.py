@@ -563,9 +563,9 @@ def test_each_part_is_timed_without_those_inside_it(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_a_step_of_the_worker_is_taken_apart(smollm2: Path) -> None:
-    choose, accept = overhead.TokenSampler.choose, overhead.Guard.accept
+    choose, accept = overhead.TokenSampler.choose, overhead.GrammarState.accept
     found = overhead.measure(smollm2, [1, 2], steps=3)
-    assert (overhead.TokenSampler.choose, overhead.Guard.accept) == (choose, accept)
+    assert (overhead.TokenSampler.choose, overhead.GrammarState.accept) == (choose, accept)
     for count in (1, 2):
         free, forced = (found["answers"][name][str(count)] for name in ("chat", "forced"))
         assert (free["steps"], free["tokens_per_step"]) == (3, count)

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from server.config import Config, ConfigError, Restrictions, Route, Source, Support, Wheel, load_config
+from server.config import (
+    CapabilityLimits,
+    Config,
+    ConfigError,
+    ModelLimitsConfig,
+    ModelSource,
+    Route,
+    WheelFile,
+    load_config,
+)
 from server.engine.params import Sampling
 
 MINIMAL = """
@@ -43,15 +52,15 @@ def test_the_defaults(tmp_path: Path) -> None:
     assert config.server.owner_from == ()
     (connection,) = config.connections
     assert connection.name == "exact-1"
-    assert connection.source == Source(path=tmp_path.resolve() / "one.gguf")
+    assert connection.source == ModelSource(path=tmp_path.resolve() / "one.gguf")
     assert connection.mmproj is None and connection.draft is None
     assert connection.sampling == Sampling()
-    assert connection.capabilities == Restrictions()
+    assert connection.capabilities == CapabilityLimits()
     assert connection.template is None
     assert (connection.thinking, connection.reasoning_effort) == (None, None)
     assert (connection.reasoning_continuation, connection.system_messages) == ("auto", "separate")
     assert connection.temperature is None
-    assert connection.supports == Support(None, None, True, 2.0, True, 0)
+    assert connection.supports == ModelLimitsConfig(None, None, True, 2.0, True, 0)
     assert config.routes == {}
     assert connection.unload_after == 1800
 
@@ -125,27 +134,27 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
     assert (server.limits.body_bytes, server.limits.queue, server.limits.max_tokens) == (1000, 0, 5)
     first, second = config.connections
     assert (first.key, second.key) == ("b", "a"), "the file's order is the owner's preference"
-    assert first.source == Source(pypi=Wheel("a-b", "1.0", "a/b.gguf", SHA256))
+    assert first.source == ModelSource(pypi=WheelFile("a-b", "1.0", "a/b.gguf", SHA256))
     assert first.sampling == Sampling(temperature=0, top_k=1, top_p=0.5, min_p=0, repeat_penalty=1.1, seed=7)
-    assert first.capabilities == Restrictions(False, True, True, ("auto", "none"))
+    assert first.capabilities == CapabilityLimits(False, True, True, ("auto", "none"))
     assert first.unload_after == 0.5
     assert first.spec(Path("/f.gguf"), queue=0).prefill_slowdown == 4
     assert first.template == "{{ messages }}"
     assert (first.thinking, first.reasoning_effort, first.reasoning_continuation) == (False, "low", "required")
     assert first.system_messages == "merge"
     assert first.temperature == 0.6
-    assert first.supports == Support(("low", "high"), False, False, 1.0, False, 4096)
+    assert first.supports == ModelLimitsConfig(("low", "high"), False, False, 1.0, False, 4096)
     assert config.routes == {Route("chat", None): "a", Route("chat", "quick"): "b", Route(None, "quick"): "b"}
-    assert second.source == Source(path=Path("/somewhere/a.gguf"))
-    assert first.mmproj == Source(path=tmp_path.resolve() / "eyes.gguf")
-    assert second.mmproj == Source(pypi=Wheel("a-b", "1.0", "a/eyes.gguf", SHA256))
-    assert first.spec(Path("/f.gguf"), queue=0).projector is None
-    assert first.spec(Path("/f.gguf"), queue=0, projector=Path("/e.gguf")).projector == "/e.gguf"
-    assert first.draft == Source(path=tmp_path.resolve() / "small.gguf")
-    assert first.spec(Path("/f.gguf"), queue=0).draft is None
-    assert first.spec(Path("/f.gguf"), queue=0, draft=Path("/d.gguf")).draft == "/d.gguf"
+    assert second.source == ModelSource(path=Path("/somewhere/a.gguf"))
+    assert first.mmproj == ModelSource(path=tmp_path.resolve() / "eyes.gguf")
+    assert second.mmproj == ModelSource(pypi=WheelFile("a-b", "1.0", "a/eyes.gguf", SHA256))
+    assert first.spec(Path("/f.gguf"), queue=0).mmproj_path is None
+    assert first.spec(Path("/f.gguf"), queue=0, projector=Path("/e.gguf")).mmproj_path == "/e.gguf"
+    assert first.draft == ModelSource(path=tmp_path.resolve() / "small.gguf")
+    assert first.spec(Path("/f.gguf"), queue=0).draft_model_path is None
+    assert first.spec(Path("/f.gguf"), queue=0, draft=Path("/d.gguf")).draft_model_path == "/d.gguf"
     spec = first.spec(Path("/f.gguf"), queue=server.limits.queue)
-    assert (spec.path, spec.context_length, spec.slots, spec.threads, spec.gpu_layers, spec.queue) == (
+    assert (spec.path, spec.context_length, spec.slots, spec.threads, spec.gpu_layers, spec.max_queued) == (
         "/f.gguf",
         512,
         2,

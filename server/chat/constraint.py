@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from grammars import Compiled
 from server.chat.arguments import Arguments
-from server.chat.format import AGAIN, ARGUMENTS, NAME, Calls, Format, Slot
+from server.chat.format import ARGUMENTS, NAME, NAME_AGAIN, CallField, ChatFormat, ToolCallFormat
 from server.chat.gbnf import ANY, Gbnf, choice, quote, sequence, unlike
 from server.engine.messages import Constraint
 
@@ -16,8 +16,8 @@ unit ::= [0-9a-cA-CefEF] hex hex hex | [dD] [0-7] hex hex
 hex ::= [0-9a-fA-F]"""
 
 
-def constraint(
-    format: Format,
+def build_constraint(
+    format: ChatFormat,
     *,
     tools: Mapping[str, Arguments],
     required: bool = False,
@@ -35,25 +35,30 @@ def constraint(
     if not tools and answer is None:
         return None
     write = _Writer(format, Gbnf(tokens), lead, single)
-    if tools and not required and answer is None and not (format.forced or format.framed or format.calls[0].anchored):
-        return write.from_marker(tools)
+    if (
+        tools
+        and not required
+        and answer is None
+        and not (format.grammar_only or format.always_tagged or format.calls[0].only_at_start)
+    ):
+        return write.triggered(tools)
     return write.from_start(tools, required, answer)
 
 
 class _Writer:
     """Writes one grammar."""
 
-    def __init__(self, format: Format, gbnf: Gbnf, lead: str, single: bool) -> None:
+    def __init__(self, format: ChatFormat, gbnf: Gbnf, lead: str, single: bool) -> None:
         self._format = format
         self._gbnf = gbnf
         self._lead = lead
         self._single = single
 
-    def from_marker(self, tools: Mapping[str, Arguments]) -> Constraint:
+    def triggered(self, tools: Mapping[str, Arguments]) -> Constraint:
         """Free text until a call begins. Markers are fed to the grammar by their bytes: they stand as text."""
         spellings = self._format.calls
         roots = [self._calls(calls, tools, f"calls{i}", calls.marker) for i, calls in enumerate(spellings)]
-        thinking = self._format.thinking
+        thinking = self._format.reasoning_tags
         return Constraint(
             self._gbnf.text(" | ".join(roots)),
             tuple(dict.fromkeys(calls.marker for calls in spellings)),
@@ -65,19 +70,21 @@ class _Writer:
         """The whole output: thinking where the format has it, then calls or an answer."""
         ways = [sequence([self._calls(self._format.calls[0], tools, "calls"), self._behind()])] if tools else []
         if not tools or not required:
-            ways.append(self._answer(answer, forced=bool(tools) and self._format.forced))
+            ways.append(self._answer(answer, forced=bool(tools) and self._format.grammar_only))
         return Constraint(self._gbnf.text(sequence([self._thought(), choice(ways)])))
 
     @property
     def _thinking_open(self) -> bool:
-        return self._format.thinking is not None and self._lead == self._format.thinking.open
+        return self._format.reasoning_tags is not None and self._lead == self._format.reasoning_tags.open
 
-    def _calls(self, calls: Calls, tools: Mapping[str, Arguments], name: str, marker: str | None = None) -> str:
+    def _calls(
+        self, calls: ToolCallFormat, tools: Mapping[str, Arguments], name: str, marker: str | None = None
+    ) -> str:
         """The turn's calls, from the first marker to the end."""
         gbnf = self._gbnf
         opened = self._lead if calls.call[0] == self._lead else ""
         many = sequence([gbnf.literal(calls.between + opened), f"{name}-call"])
-        repeat = f"({many}){{0,{calls.most - 1}}}" if calls.most > 1 and not self._single else ""
+        repeat = f"({many}){{0,{calls.max_calls - 1}}}" if calls.max_calls > 1 and not self._single else ""
         begin = self._opening(calls.begin, marker) if calls.begin else ""
         at = calls.call.index(NAME)
         before = [self._part(calls, part) for part in calls.call[:at]]
@@ -99,13 +106,13 @@ class _Writer:
         gbnf.add_rule(name, sequence([begin, turn, gbnf.literal(calls.end)]))
         return name
 
-    def _part(self, calls: Calls, part: str | Slot) -> str:
-        return calls.id if isinstance(part, Slot) else self._gbnf.literal(part)
+    def _part(self, calls: ToolCallFormat, part: str | CallField) -> str:
+        return calls.id if isinstance(part, CallField) else self._gbnf.literal(part)
 
-    def _after(self, calls: Calls, part: str | Slot, tool: str, arguments: Arguments, prefix: str) -> str:
+    def _after(self, calls: ToolCallFormat, part: str | CallField, tool: str, arguments: Arguments, prefix: str) -> str:
         if part is ARGUMENTS:
             return arguments.write(self._gbnf, prefix, calls.syntax)
-        return quote(tool) if part is AGAIN else self._part(calls, part)
+        return quote(tool) if part is NAME_AGAIN else self._part(calls, part)
 
     def _first(self, text: str) -> str:
         """The literal an output begins with: what of it the prompt has written already is left out."""
@@ -119,7 +126,7 @@ class _Writer:
 
     def _answer(self, answer: Compiled | None, *, forced: bool) -> str:
         """JSON or text, in the format's frame where it has one."""
-        gbnf, frames = self._gbnf, self._format.text
+        gbnf, frames = self._gbnf, self._format.answer_tags
         if answer is not None:
             gbnf.add(answer.rules("answer-"))
         if forced:
@@ -127,28 +134,28 @@ class _Writer:
                 gbnf.add(_STRING)
             body = "string" if answer is None else "answer-root"
             return sequence([gbnf.literal(frames[0].open), body, gbnf.literal(frames[0].close)])
-        if answer is None and self._format.framed:
+        if answer is None and self._format.always_tagged:
             return sequence([self._first(frames[0].open), f"{ANY}*"])
         if answer is None:
             gbnf.add(unlike("answer", str(self._format.calls[0].opening[0])))
             return "answer"
-        if frames and not self._format.forced:
+        if frames and not self._format.grammar_only:
             close = gbnf.literal(frames[0].close)
             return sequence([self._first(frames[0].open), "answer-root", f"({close})?" if close else ""])
         return "answer-root"
 
     def _behind(self) -> str:
         """What may follow the calls: text, where it begins like a further call and a model would be held to that."""
-        if not self._format.framed:
+        if not self._format.always_tagged:
             return ""
-        opening = self._gbnf.literal(self._format.calls[0].between + self._format.text[0].open)
+        opening = self._gbnf.literal(self._format.calls[0].between + self._format.answer_tags[0].open)
         return f"({sequence([opening, f'{ANY}*'])})?"
 
     def _thought(self) -> str:
         """Thinking before everything else: open already, or as the model likes."""
-        frame = self._format.thinking
+        frame = self._format.reasoning_tags
         if frame is None:
             return ""
-        after = self._gbnf.literal(self._format.next) or "[ \\n]{0,2}"
+        after = self._gbnf.literal(self._format.separator) or "[ \\n]{0,2}"
         thought = self._gbnf.until("thought", frame.close.strip(), after)
         return thought if self._thinking_open else f"({sequence([self._gbnf.literal(frame.open.rstrip()), thought])})?"

@@ -34,7 +34,7 @@ class BadImage(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Container:
+class ImageHeader:
     width: int
     """Pixels, before `orientation`."""
     height: int
@@ -47,7 +47,7 @@ class Container:
     """How often a decoder goes over the whole picture (progressive JPEG)."""
 
 
-def read_container(mime_type: str, data: bytes) -> Container:
+def read_container(mime_type: str, data: bytes) -> ImageHeader:
     """Reads a file of the type that was declared for it. Raises BadImage; takes time linear in the file's size."""
     try:
         found = _READERS[mime_type](data)
@@ -58,7 +58,7 @@ def read_container(mime_type: str, data: bytes) -> Container:
     return found
 
 
-def _png(data: bytes) -> Container:
+def _png(data: bytes) -> ImageHeader:
     if not data.startswith(_PNG):
         raise BadImage("the bytes are no PNG")
     kept = [_PNG]
@@ -83,10 +83,10 @@ def _png(data: bytes) -> Container:
             kept.append(data[start:at])
         elif not kind[0] & _ANCILLARY:
             raise BadImage("the file holds a critical chunk that PNG does not know")
-    return Container(width, height, frames, orientation, b"".join(kept))
+    return ImageHeader(width, height, frames, orientation, b"".join(kept))
 
 
-def _jpeg(data: bytes) -> Container:
+def _jpeg(data: bytes) -> ImageHeader:
     if not data.startswith(b"\xff\xd8\xff"):
         raise BadImage("the bytes are no JPEG")
     kept = [data[:2]]
@@ -120,10 +120,10 @@ def _jpeg(data: bytes) -> Container:
         raise BadImage("the frame header is missing")
     # Within the data of a scan no 0xFF stands before anything but a marker.
     scans = data.count(bytes([0xFF, _SOS]), start)
-    return Container(*size, 1, orientation or 1, b"".join([*kept, data[start:]]), scans)
+    return ImageHeader(*size, 1, orientation or 1, b"".join([*kept, data[start:]]), scans)
 
 
-def _webp(data: bytes) -> Container:
+def _webp(data: bytes) -> ImageHeader:
     tag, size, form = struct.unpack_from("<4sI4s", data)
     if tag != b"RIFF" or form != b"WEBP":
         raise BadImage("the bytes are no WebP")
@@ -137,7 +137,7 @@ def _webp(data: bytes) -> Container:
             frames += 1
         elif kind == b"EXIF":
             orientation = _orientation(data[start:stop])
-    return Container(width, height, max(frames, 1), orientation, data[:end])
+    return ImageHeader(width, height, max(frames, 1), orientation, data[:end])
 
 
 def _chunks(data: bytes, end: int) -> Iterator[tuple[bytes, int, int]]:
@@ -183,4 +183,4 @@ def _orientation(exif: bytes) -> int:
     return 1
 
 
-_READERS: dict[str, Callable[[bytes], Container]] = {"image/png": _png, "image/jpeg": _jpeg, "image/webp": _webp}
+_READERS: dict[str, Callable[[bytes], ImageHeader]] = {"image/png": _png, "image/jpeg": _jpeg, "image/webp": _webp}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from server.chat.parser import ParserSpec
-from server.engine.messages import Constraint, Picture, Stop
+from server.engine.messages import Constraint, RgbImage, StopCriteria
 from server.wire.records import (
     Format,
     Message,
@@ -22,22 +22,22 @@ from server.wire.records import (
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class PromptRequest:
     """One request's conversation; `tool_choice` is None exactly where there are no tools."""
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice | None = None
     format: Format = "text"
-    schema: Mapping[str, Any] | bool | None = None
+    response_schema: Mapping[str, Any] | bool | None = None
     """JSON Schema of the answer, which is that JSON then."""
-    allowed: frozenset[str] | None = None
+    allowed_tools: frozenset[str] | None = None
     """The tools that may be called, where not all that are described may."""
     parallel: bool = True
     """Whether a turn may hold more than one call."""
     stop: tuple[str, ...] = ()
     """Texts that end the answer."""
-    turns: Mapping[int, array[int]] = field(default_factory=dict, repr=False)
+    kept_tokens: Mapping[int, array[int]] = field(default_factory=dict, repr=False)
     """The tokens that the model gave as the assistant's turn at this index of `messages`, without the one that ended
     it. They take the turn's place in the prompt."""
     restarted: frozenset[int] = frozenset()
@@ -101,7 +101,7 @@ class Capabilities:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedPrompt:
     """A conversation ready for the engine.
 
     `tokens` is the whole prompt's text, and `pictures` its images, each with the offset in `tokens` before which it
@@ -112,19 +112,19 @@ class Prepared:
 
     tokens: array[int]
     constraint: Constraint | None
-    banned: tuple[int, ...]
+    suppress_tokens: tuple[int, ...]
     parser: ParserSpec
-    checked_tools: frozenset[str] = frozenset()
-    checked_answer: bool = False
-    stop: Stop | None = None
-    pictures: tuple[tuple[int, Picture], ...] = ()
+    tools_to_validate: frozenset[str] = frozenset()
+    validate_answer: bool = False
+    stop: StopCriteria | None = None
+    images: tuple[tuple[int, RgbImage], ...] = ()
     places: tuple[str, ...] = ()
     replayed: frozenset[int] = frozenset()
     """Which of the conversation's `turns` stand in the prompt as their tokens."""
 
 
 @dataclass(frozen=True, slots=True)
-class Grammar:
+class CompiledSchema:
     """A compiled schema to be read: its GBNF, and what validation still checks, as (JSON Pointer, keyword)."""
 
     gbnf: str

@@ -11,7 +11,7 @@ from string import ascii_letters
 from typing import Any
 
 from grammars import Compiled, compile_schema
-from server.chat.format import Literals
+from server.chat.format import LiteralArguments
 from server.chat.gbnf import any_of, choice, others_than, quote, sequence
 from server.chat.spell import to_json
 from server.chat.syntax.copied import (
@@ -36,12 +36,12 @@ _BLUR = " ,"
 class CopiedGrammar:
     """The rules for a tool whose only argument is called `name`. Raises what `compile_schema` raises."""
 
-    def __init__(self, schema: Mapping[str, Any], syntax: Literals, name: str) -> None:
+    def __init__(self, schema: Mapping[str, Any], syntax: LiteralArguments, name: str) -> None:
         self._syntax = syntax
         self._name = name
         whole = compile_schema(schema, style="spaced", spelling=syntax.spelling)
         self.satisfiable = whole.satisfiable
-        self.checks = whole.checks
+        self.unchecked = whole.unchecked
         self._others = _others(schema, syntax, name)
         self._json = compile_schema({"type": "string"}, style="spaced")
 
@@ -87,7 +87,7 @@ class CopiedGrammar:
         }
 
 
-def _others(schema: Mapping[str, Any], syntax: Literals, name: str) -> Compiled | None:
+def _others(schema: Mapping[str, Any], syntax: LiteralArguments, name: str) -> Compiled | None:
     """The arguments that the schema does not declare, at least one; None where there are none."""
     if schema.get("additionalProperties", True) is False:
         return None

@@ -15,7 +15,7 @@ MOST_CALLS = 8
 """Calls in one turn at most, whatever the format: small models repeat themselves without end."""
 
 
-class Slot(Enum):
+class CallField(Enum):
     """A place in a call that the model fills."""
 
     NAME = "name"
@@ -25,16 +25,16 @@ class Slot(Enum):
     """The name once more."""
 
 
-NAME, ID, ARGUMENTS, AGAIN = Slot
+NAME, ID, ARGUMENTS, NAME_AGAIN = CallField
 
 
 @dataclass(frozen=True, slots=True)
-class Json:
+class JsonArguments:
     """Arguments as one JSON object."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tagged:
+class TaggedArguments:
     """One element an argument: `open` key `named` value `close`.
 
     A string stands raw and ends before `close`; every other value is JSON. `typed`: the element also tells the type
@@ -53,7 +53,7 @@ class Tagged:
 
 
 @dataclass(frozen=True, slots=True)
-class Literals:
+class LiteralArguments:
     """Arguments as a row of key `pair` value between `open` and `close`; values as literals that are almost JSON.
 
     `spelling`: the notation's name in `grammars.spelling`. Strings stand between `quote`: with escapes where that is
@@ -79,7 +79,7 @@ class Literals:
         return next(wrapper for wrapper in self.wrappers if wrapper != name)
 
 
-PYTHON = Literals(
+PYTHON = LiteralArguments(
     "keywords",
     "",
     "",
@@ -93,12 +93,12 @@ PYTHON = Literals(
 )
 """Keyword arguments of a Python call."""
 
-GEMMA = Literals("gemma", "{", "}", ":", ",", ":", '<|"|>', ("null", "true", "false"), bare_keys=True)
+GEMMA = LiteralArguments("gemma", "{", "}", ":", ",", ":", '<|"|>', ("null", "true", "false"), bare_keys=True)
 """Gemma 4's notation: bare names, strings between tokens of their own."""
 
 
 @dataclass(frozen=True, slots=True)
-class Nested:
+class NestedArguments:
     """Arguments as elements named by their keys, `mark<key>` value `mark</key>`; so are the members of an object, and
     the items of a list, which are called `item`.
 
@@ -109,7 +109,7 @@ class Nested:
     item: str = "item"
 
 
-Syntax = Json | Tagged | Literals | Nested
+ArgumentSyntax = JsonArguments | TaggedArguments | LiteralArguments | NestedArguments
 
 Types = Mapping[str | None, tuple[str, ...]]
 """The JSON types each argument may have, which decide how a raw value is decoded; None stands for the others."""
@@ -118,7 +118,7 @@ ANY_TYPE = ("null", "boolean", "number", "string", "array", "object")
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
+class ToolCallFormat:
     """`begin` call (`between` call)* `end`; `call` is one call as literals and slots.
 
     `anchored`: the first literal is common text (a brace), so calls are recognised only where the output starts with
@@ -126,19 +126,19 @@ class Calls:
     text otherwise. `most` bounds how many calls the grammar lets a model write in one turn, which ends behind the last.
     """
 
-    call: tuple[str | Slot, ...]
+    call: tuple[str | CallField, ...]
     begin: str = ""
     between: str = ""
     end: str = ""
-    syntax: Syntax = Json()
+    syntax: ArgumentSyntax = JsonArguments()
     id: str = "[a-zA-Z0-9]{9}"
     """What fills the `ID` slot, in GBNF."""
-    bare: tuple[str | Slot, ...] = ()
-    anchored: bool = False
-    most: int = MOST_CALLS
+    untagged_call: tuple[str | CallField, ...] = ()
+    only_at_start: bool = False
+    max_calls: int = MOST_CALLS
 
     @property
-    def opening(self) -> tuple[str | Slot, ...]:
+    def opening(self) -> tuple[str | CallField, ...]:
         """What a turn's first call looks like, from its marker on."""
         return (self.begin, *self.call) if self.begin else self.call
 
@@ -146,11 +146,11 @@ class Calls:
     def syntax_literals(self) -> tuple[str, ...]:
         """What stands literally around arguments."""
         match self.syntax:
-            case Tagged(open, named, close, typed):
+            case TaggedArguments(open, named, close, typed):
                 return (open, named, close, *(text for _, text in typed))
-            case Literals(quote=quote):
+            case LiteralArguments(quote=quote):
                 return (quote,)
-            case Nested(mark=mark):
+            case NestedArguments(mark=mark):
                 return (mark,)
         return ()
 
@@ -161,7 +161,7 @@ class Calls:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class Tags:
     """Text between two markers. `json`: written as a JSON string (or as the JSON object that was asked for)."""
 
     open: str
@@ -169,11 +169,11 @@ class Frame:
     json: bool = False
 
 
-THINK = Frame("<think>", "</think>")
+THINK = Tags("<think>", "</think>")
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class ChatFormat:
     """One family's way to write.
 
     A template is of this format where it, together with a sample of what it renders, contains all strings of one of
@@ -192,25 +192,29 @@ class Format:
     """
 
     name: str
-    calls: tuple[Calls, ...]
-    signs: tuple[tuple[str, ...], ...] = ()
-    unlike: tuple[str, ...] = ()
-    thinking: Frame | None = None
-    text: tuple[Frame, ...] = ()
-    forced: bool = False
-    framed: bool = False
-    noise: tuple[str, ...] = ()
-    next: str = ""
-    lead: str = ""
+    calls: tuple[ToolCallFormat, ...]
+    template_markers: tuple[tuple[str, ...], ...] = ()
+    excluded_markers: tuple[str, ...] = ()
+    reasoning_tags: Tags | None = None
+    answer_tags: tuple[Tags, ...] = ()
+    grammar_only: bool = False
+    always_tagged: bool = False
+    ignored_markers: tuple[str, ...] = ()
+    separator: str = ""
+    prompt_opening: str = ""
     own_space: bool = False
-    wants_thinking: bool = False
-    ids: str = ""
+    needs_reasoning_history: bool = False
+    id_template: str = ""
 
     @property
     def markers(self) -> frozenset[str]:
         """Every literal by which the format may need a control token."""
-        frames = [*self.text, *([self.thinking] if self.thinking else [])]
-        texts = [text for frame in frames for text in (frame.open, frame.close)] + [*self.noise, self.next, self.lead]
+        frames = [*self.answer_tags, *([self.reasoning_tags] if self.reasoning_tags else [])]
+        texts = [text for frame in frames for text in (frame.open, frame.close)] + [
+            *self.ignored_markers,
+            self.separator,
+            self.prompt_opening,
+        ]
         for calls in self.calls:
             texts += [calls.begin, calls.between, calls.end, *(part for part in calls.call if isinstance(part, str))]
             texts += calls.syntax_literals

@@ -22,7 +22,7 @@ from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, TypeVar, cast
 
-from server.chat.conversation import Capabilities, ChatSettings, Conversation, Grammar, Prepared
+from server.chat.conversation import Capabilities, ChatSettings, CompiledSchema, PreparedPrompt, PromptRequest
 from server.engine.memory import huge_pages
 from server.wire.records import Tool, WireError
 
@@ -91,10 +91,10 @@ class HelperPool:
         self._get_ready()
         return capabilities
 
-    async def prepare(self, model_path: str, settings: ChatSettings, conversation: Conversation) -> Prepared:
+    async def prepare(self, model_path: str, settings: ChatSettings, conversation: PromptRequest) -> PreparedPrompt:
         """The conversation as tokens, with its constraint and parser. Raises WireError."""
         scope = conversation.scope
-        prepared: Prepared = await self._request("prepare", model_path, settings, conversation, scope=scope)
+        prepared: PreparedPrompt = await self._request("prepare", model_path, settings, conversation, scope=scope)
         return prepared
 
     async def check_tools(self, tools: Sequence[Tool], scope: str) -> None:
@@ -109,9 +109,9 @@ class HelperPool:
         """Check a completed JSON answer. Raises WireError("provider-error") naming path and keyword."""
         await self._request("validate_answer", schema, answer, scope=scope)
 
-    async def grammar(self, schema: Mapping[str, Any]) -> Grammar:
+    async def grammar(self, schema: Mapping[str, Any]) -> CompiledSchema:
         """What a tool's schema becomes. Raises WireError, with `path` and `keyword` where they are known."""
-        grammar: Grammar = await self._request("grammar", schema)
+        grammar: CompiledSchema = await self._request("grammar", schema)
         return grammar
 
     async def check(self) -> None:

@@ -5,16 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from server.chat.conversation import ChatSettings, Conversation
-from server.chat.format import Format
-from server.chat.probe import Traits
+from server.chat.conversation import ChatSettings, PromptRequest
+from server.chat.format import ChatFormat
+from server.chat.probe import TemplateCapabilities
 from server.chat.prompt import text_of
-from server.chat.text import Text
+from server.chat.text import ProvenanceStr
 from server.wire.records import Message, ToolCallPart, WireError
 
 
 def check_reasoning(
-    conversation: Conversation, settings: ChatSettings, format: Format, traits: Traits, replayed: Collection[int] = ()
+    conversation: PromptRequest,
+    settings: ChatSettings,
+    format: ChatFormat,
+    traits: TemplateCapabilities,
+    replayed: Collection[int] = (),
 ) -> None:
     """Refuses a conversation in the middle of a tool loop where the model needs the reasoning behind its calls and does
     not get it: messages cannot carry it (NAP-LLM, "Schemas": thinking is not input), turns that are `replayed` as their
@@ -24,7 +28,7 @@ def check_reasoning(
     WireError("unsupported") naming the first turn that lacks it.
     """
     rule = settings.reasoning_continuation
-    needed = format.wants_thinking and format.thinking is not None and traits.reasoning.thinks(settings)
+    needed = format.needs_reasoning_history and format.reasoning_tags is not None and traits.reasoning.thinks(settings)
     if rule == "dropped" or (rule == "auto" and (conversation.lenient or not needed)):
         return
     # A turn that comes from another route begins a new context by contract; an owner may require more.
@@ -53,7 +57,9 @@ def open_calls(messages: Sequence[Message]) -> list[int]:
     return found
 
 
-def joined_system(conversation: Conversation, settings: ChatSettings, traits: Traits) -> tuple[Text, ...]:
+def joined_system(
+    conversation: PromptRequest, settings: ChatSettings, traits: TemplateCapabilities
+) -> tuple[ProvenanceStr, ...]:
     """The system messages behind the first, where they join it; none where each stays in its place.
 
     They join it where the template itself would have it so, and where the owner lets them because it takes but one.

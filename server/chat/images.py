@@ -14,9 +14,9 @@ from io import BytesIO
 import numpy as np
 from PIL import Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
-from server.chat.container import BadImage, Container, read_container
+from server.chat.container import BadImage, ImageHeader, read_container
 from server.chat.conversation import ImageLimits
-from server.engine.messages import Picture
+from server.engine.messages import RgbImage
 from server.wire.records import ImagePart, WireError
 
 _FORMATS = {
@@ -40,7 +40,7 @@ _UPRIGHT = {
 """What turns a picture of each Exif orientation upright."""
 
 
-def decode(images: Sequence[tuple[str, ImagePart]], limits: ImageLimits) -> list[Picture]:
+def decode(images: Sequence[tuple[str, ImagePart]], limits: ImageLimits) -> list[RgbImage]:
     """The pictures of image parts, each given with the field it stands in.
 
     Raises WireError: `invalid-request` where one is not what it is declared to be or cannot be decoded, and
@@ -52,7 +52,7 @@ def decode(images: Sequence[tuple[str, ImagePart]], limits: ImageLimits) -> list
     return [_picture(at, _FORMATS[mime_type], container, limits) for at, mime_type, container in containers]
 
 
-def _read(at: str, part: ImagePart, limits: ImageLimits) -> Container:
+def _read(at: str, part: ImagePart, limits: ImageLimits) -> ImageHeader:
     try:
         container = read_container(part.mime_type, base64.b64decode(part.data, validate=True))
     except BadImage as error:
@@ -65,7 +65,7 @@ def _read(at: str, part: ImagePart, limits: ImageLimits) -> Container:
     return container
 
 
-def _picture(at: str, format: str, container: Container, limits: ImageLimits) -> Picture:
+def _picture(at: str, format: str, container: ImageHeader, limits: ImageLimits) -> RgbImage:
     Image.MAX_IMAGE_PIXELS = limits.pixels
     try:
         with warnings.catch_warnings():
@@ -82,7 +82,7 @@ def _picture(at: str, format: str, container: Container, limits: ImageLimits) ->
         raise WireError("invalid-request", f"{at} cannot be decoded: {reason}") from None
     turn = _UPRIGHT.get(container.orientation)
     upright = flat.transpose(turn) if turn is not None else flat
-    return Picture.of(*upright.size, upright.tobytes())
+    return RgbImage.of(*upright.size, upright.tobytes())
 
 
 def _flat(image: Image.Image) -> Image.Image:

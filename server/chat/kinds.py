@@ -16,19 +16,19 @@ _DEPTH = 16
 """References and combinations that are followed."""
 
 
-class Kinds(tuple[str, ...]):
+class SchemaTypes(tuple[str, ...]):
     """The types of a schema's values; too many rather than too few. Knows its schema, and so what a value holds."""
 
     schema: Any
     _root: Mapping[str, Any]
 
     @classmethod
-    def of(cls, schema: Any, root: Mapping[str, Any]) -> Kinds:
+    def of(cls, schema: Any, root: Mapping[str, Any]) -> SchemaTypes:
         kinds = cls(_types(schema, root, _DEPTH))
         kinds.schema, kinds._root = schema, root
         return kinds
 
-    def member(self, name: str) -> Kinds:
+    def member(self, name: str) -> SchemaTypes:
         """Of a member of the objects among the values."""
         found = [
             branch["properties"][name] if name in branch.get("properties", {}) else branch["additionalProperties"]
@@ -37,7 +37,7 @@ class Kinds(tuple[str, ...]):
         ]
         return self._any_of(found)
 
-    def item(self) -> Kinds:
+    def item(self) -> SchemaTypes:
         """Of an item of the arrays among the values."""
         found = [
             part
@@ -50,8 +50,8 @@ class Kinds(tuple[str, ...]):
         """The schemas that the values may have to obey, references followed."""
         return _branches(self.schema, self._root, _DEPTH)
 
-    def _any_of(self, schemas: list[Any]) -> Kinds:
-        return Kinds.of(schemas[0] if len(schemas) == 1 else {"anyOf": schemas} if schemas else True, self._root)
+    def _any_of(self, schemas: list[Any]) -> SchemaTypes:
+        return SchemaTypes.of(schemas[0] if len(schemas) == 1 else {"anyOf": schemas} if schemas else True, self._root)
 
 
 class Members(dict[str | None, tuple[str, ...]]):
@@ -63,11 +63,11 @@ class Members(dict[str | None, tuple[str, ...]]):
     alone: str | None = None
 
 
-def member_types(schema: Mapping[str, Any]) -> Members:
-    members = Members((name, Kinds.of(member, schema)) for name, member in schema.get("properties", {}).items())
+def argument_types(schema: Mapping[str, Any]) -> Members:
+    members = Members((name, SchemaTypes.of(member, schema)) for name, member in schema.get("properties", {}).items())
     others = schema.get("additionalProperties", True)
     if others is not False:
-        members[None] = Kinds.of(others, schema)
+        members[None] = SchemaTypes.of(others, schema)
     members.alone = _alone(schema)
     return members
 

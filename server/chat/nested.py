@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from grammars import Compiled, InvalidSchema, UnsupportedSchema, compile_schema
-from grammars.spelling import Elements
-from server.chat.format import Nested
+from grammars.spelling import TaggedSyntax
+from server.chat.format import NestedArguments
 from server.chat.gbnf import choice, quote, sequence
-from server.chat.kinds import Kinds
+from server.chat.kinds import SchemaTypes
 
 _SCALARS = ("boolean", "number", "string")
 _NOTHING = '""'
@@ -29,12 +29,12 @@ _OTHER_REFERENCES = re.compile(r'"\$(ref|dynamicRef)": "(?!#/(\$defs|definitions
 class NestedGrammar:
     """The rules of one tool's arguments. Raises what `compile_schema` raises."""
 
-    def __init__(self, schema: Mapping[str, Any], syntax: Nested) -> None:
+    def __init__(self, schema: Mapping[str, Any], syntax: NestedArguments) -> None:
         self._schema = schema
         self._syntax = syntax
         whole = compile_schema(schema, style="spaced")
         self.satisfiable = whole.satisfiable
-        self.checks = whole.checks
+        self.unchecked = whole.unchecked
 
     def rules(self, prefix: str) -> str:
         """The rules, every name prefixed; the entry is `{prefix}root`."""
@@ -42,7 +42,7 @@ class NestedGrammar:
 
 
 class _Writer:
-    def __init__(self, root: Mapping[str, Any], syntax: Nested, prefix: str) -> None:
+    def __init__(self, root: Mapping[str, Any], syntax: NestedArguments, prefix: str) -> None:
         self._root = root
         self._syntax = syntax
         self._prefix = prefix
@@ -50,7 +50,7 @@ class _Writer:
         self._names: dict[tuple[str, str], str] = {}
 
     def write(self) -> str:
-        members = self._members(Kinds.of(self._root, self._root))
+        members = self._members(SchemaTypes.of(self._root, self._root))
         self._rules.append(f"{self._prefix}root ::= {members or _NOTHING}")
         return "\n".join(self._rules)
 
@@ -60,7 +60,7 @@ class _Writer:
         if known in self._names:
             return self._names[known]
         name = self._names[known] = f"{self._prefix}e{len(self._names)}"
-        kinds = Kinds.of(schema, self._root)
+        kinds = SchemaTypes.of(schema, self._root)
         open, close = quote(f"{self._syntax.mark}<{key}>"), quote(f"{self._syntax.mark}</{key}>")
         ways = []
         scalar = self._scalar(key, schema, kinds)
@@ -74,12 +74,12 @@ class _Writer:
         self._rules.append(f"{name} ::= {choice(ways or [sequence([open, close])])}")
         return name
 
-    def _scalar(self, key: str, schema: Any, kinds: Kinds) -> Compiled | None:
+    def _scalar(self, key: str, schema: Any, kinds: SchemaTypes) -> Compiled | None:
         """The element, up to its closing mark, with every value that is no object, no list and not null."""
         types = [kind for kind in _SCALARS if kind in kinds]
         if not types:
             return None
-        elements = Elements(f"{self._syntax.mark}<", ">", self._syntax.mark)  # no text holds the mark
+        elements = TaggedSyntax(f"{self._syntax.mark}<", ">", self._syntax.mark)  # no text holds the mark
         plain: Any = {"type": types}
         definitions = {name: self._root[name] for name in ("$defs", "definitions") if name in self._root}
         exact = plain if _OTHER_REFERENCES.search(json.dumps(schema, default=str)) else {"allOf": [schema, plain]}
@@ -92,13 +92,13 @@ class _Writer:
             return found if found.satisfiable else None
         return None
 
-    def _items(self, kinds: Kinds) -> str:
+    def _items(self, kinds: SchemaTypes) -> str:
         item = self._element(self._syntax.item, kinds.item().schema)
         least = max((branch.get("minItems", 0) for branch in kinds.branches()), default=0)
         most = min((branch.get("maxItems", _MOST + 1) for branch in kinds.branches()), default=_MOST + 1)
         return f"{item}{{{min(least, _MOST)},{most if most <= _MOST else ''}}}" if most else ""
 
-    def _members(self, kinds: Kinds) -> str:
+    def _members(self, kinds: SchemaTypes) -> str:
         """The members of an object, declared and required ones."""
         lists = [branch["required"] for branch in kinds.branches() if isinstance(branch.get("required"), list)]
         required = {name for names in lists for name in names}

@@ -12,14 +12,26 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from server.chat.blocks import Blocks
+from server.chat.blocks import EventBuilder
 from server.chat.events import BlockEvent
-from server.chat.format import AGAIN, ARGUMENTS, NAME, Calls, Format, Frame, Literals, Nested, Slot, Tagged, Types
+from server.chat.format import (
+    ARGUMENTS,
+    NAME,
+    NAME_AGAIN,
+    CallField,
+    ChatFormat,
+    LiteralArguments,
+    NestedArguments,
+    TaggedArguments,
+    Tags,
+    ToolCallFormat,
+    Types,
+)
 from server.chat.reader import SPACE, WORD, MalformedOutput, OutputEnded, Reader, Steps, walk
 from server.chat.syntax import read_arguments
 from server.chat.syntax.objects import NOTHING, read_json, read_string, value
 
-__all__ = ["MalformedOutput", "Parser", "ParserSpec", "make_parser"]
+__all__ = ["MalformedOutput", "OutputParser", "ParserSpec", "make_parser"]
 
 
 class _ForbiddenCall(MalformedOutput):
@@ -39,24 +51,24 @@ class ParserSpec:
     `json`: the answer is JSON. `lead`: what of the prompt's end belongs to the output, an open thinking tag.
     """
 
-    format: Format
+    format: ChatFormat
     calls: Literal["allowed", "refused", "ignored"] = "ignored"
     tools: Mapping[str, Types] = field(default_factory=dict)
     json: bool = False
-    lead: str = ""
+    prompt_opening: str = ""
 
 
-def make_parser(spec: ParserSpec) -> Parser:
-    return Parser(spec)
+def make_parser(spec: ParserSpec) -> OutputParser:
+    return OutputParser(spec)
 
 
-class Parser:
+class OutputParser:
     """Reads one output. `feed` it every piece of text, then tell it once how the output ended."""
 
     def __init__(self, spec: ParserSpec) -> None:
         self._spec = spec
-        self._blocks = Blocks(own_space=spec.format.own_space)
-        self._reader = Reader(spec.lead)
+        self._blocks = EventBuilder(own_space=spec.format.own_space)
+        self._reader = Reader(spec.prompt_opening)
         self._failure: str | None = None
         self.broken = False
         """Whether the output breaks its format already, whatever may still come."""
@@ -103,23 +115,23 @@ class Parser:
 
     def _output(self) -> Steps[None]:
         spec, format = self._spec, self._spec.format
-        if format.thinking and (yield from self._reader.choose([format.thinking.open])) is not None:
-            yield from self._thinking(format.thinking)
-        if format.forced and spec.calls == "allowed":
+        if format.reasoning_tags and (yield from self._reader.choose([format.reasoning_tags.open])) is not None:
+            yield from self._thinking(format.reasoning_tags)
+        if format.grammar_only and spec.calls == "allowed":
             yield from self._framed(format)
             return
         for calls in format.calls if spec.calls != "ignored" else ():
-            if (format.forced or calls.anchored) and (yield from self._recognised(calls)):
+            if (format.grammar_only or calls.only_at_start) and (yield from self._recognised(calls)):
                 if spec.calls == "refused":
                     raise _ForbiddenCall
                 yield from self._expect(str(calls.opening[0]))
                 yield from self._section(calls)
         yield from self._free(format)
 
-    def _framed(self, format: Format) -> Steps[None]:
+    def _framed(self, format: ChatFormat) -> Steps[None]:
         """Calls or one frame of text, and nothing else."""
         reader, calls = self._reader, format.calls[0]
-        choice = yield from reader.choose([calls.begin, *(frame.open for frame in format.text)])
+        choice = yield from reader.choose([calls.begin, *(frame.open for frame in format.answer_tags)])
         if choice is None:
             yield from reader.wrong("the output is neither a call nor an answer of its format")
         elif choice == 0:
@@ -127,25 +139,27 @@ class Parser:
         else:
             self._blocks.start("text")
             yield from (read_json if self._spec.json else read_string)(reader, self._blocks.add)
-            yield from self._expect(format.text[choice - 1].close)
+            yield from self._expect(format.answer_tags[choice - 1].close)
             self._blocks.close()
         yield from reader.skip_space()
         if reader.waiting:
             raise MalformedOutput("text follows the end of the format")
 
-    def _free(self, format: Format) -> Steps[None]:
+    def _free(self, format: ChatFormat) -> Steps[None]:
         """Text, with blocks in it wherever their markers stand."""
         spec, blocks, until = self._spec, self._blocks, self._reader.until
-        thinking = {format.thinking.open.strip(): format.thinking} if format.thinking else {}
-        text = {} if format.forced else {frame.open: frame for frame in format.text}
-        calls: dict[str, list[Calls]] = {}
-        for each in format.calls if spec.calls != "ignored" and not format.forced else ():
-            if not each.anchored:
+        thinking = {format.reasoning_tags.open.strip(): format.reasoning_tags} if format.reasoning_tags else {}
+        text = {} if format.grammar_only else {frame.open: frame for frame in format.answer_tags}
+        calls: dict[str, list[ToolCallFormat]] = {}
+        for each in format.calls if spec.calls != "ignored" and not format.grammar_only else ():
+            if not each.only_at_start:
                 calls.setdefault(each.marker, []).append(each)
         # A JSON answer may look like a call without being one.
-        bare = [each for each in format.calls if each.bare] if spec.calls == "allowed" and not spec.json else []
+        bare = (
+            [each for each in format.calls if each.untagged_call] if spec.calls == "allowed" and not spec.json else []
+        )
         braces = ["{"] if bare else []
-        markers = [*thinking, *text, *calls, *format.noise, *braces]
+        markers = [*thinking, *text, *calls, *format.ignored_markers, *braces]
         while (marker := (yield from until(markers, blocks.say_text))) is not None:
             if marker in braces:
                 yield from self._bare(bare[0], marker)
@@ -156,15 +170,15 @@ class Parser:
                 if text[marker].close:
                     yield from until([text[marker].close], blocks.say_text)
                     blocks.cut(leads=True)
-            elif marker in format.noise:
+            elif marker in format.ignored_markers:
                 blocks.cut(leads=blocks.last == "text")
-            elif spec.calls == "allowed" and not format.framed and len(calls[marker]) == 1:
+            elif spec.calls == "allowed" and not format.always_tagged and len(calls[marker]) == 1:
                 yield from self._section(calls[marker][0])
             else:
                 yield from self._marked(calls[marker], marker)
         blocks.end_text()
 
-    def _marked(self, spellings: Sequence[Calls], marker: str) -> Steps[None]:
+    def _marked(self, spellings: Sequence[ToolCallFormat], marker: str) -> Steps[None]:
         """Calls in one of the spellings that begin with this marker, which has been read; or the marker is text."""
         for calls in spellings:
             if (yield from self._recognised(calls, marker)):
@@ -172,12 +186,12 @@ class Parser:
                     raise _ForbiddenCall
                 yield from self._section(calls)
                 return
-        if self._spec.calls == "allowed" and not self._spec.format.framed:
+        if self._spec.calls == "allowed" and not self._spec.format.always_tagged:
             yield from self._section(spellings[0])  # which will say what is wrong
         else:
             self._blocks.say_text(marker)
 
-    def _bare(self, calls: Calls, marker: str) -> Steps[None]:
+    def _bare(self, calls: ToolCallFormat, marker: str) -> Steps[None]:
         """A call without its markers where a whole one to an offered tool stands, else text; `marker` has been read."""
         self._reader.at -= len(marker)
         call = yield from self._reader.tried(self._whole_call(calls))
@@ -192,17 +206,17 @@ class Parser:
         self._blocks.add(arguments)
         self._blocks.cut()
 
-    def _whole_call(self, calls: Calls) -> Steps[tuple[str, str]]:
+    def _whole_call(self, calls: ToolCallFormat) -> Steps[tuple[str, str]]:
         """Name and arguments of a call without its markers."""
         name: list[str] = []
         arguments: list[str] = []
-        yield from self._call(calls, calls.bare, name.append, arguments.append)
+        yield from self._call(calls, calls.untagged_call, name.append, arguments.append)
         text = "".join(arguments)
         if value(text) is NOTHING:
             raise MalformedOutput("the arguments of a call are not JSON")
         return name[0], text
 
-    def _thinking(self, frame: Frame) -> Steps[None]:
+    def _thinking(self, frame: Tags) -> Steps[None]:
         self._blocks.cut()
         begin, close = self._reader.place, frame.close.strip()
         self.thoughts.append((begin, None))
@@ -210,7 +224,7 @@ class Parser:
             self.thoughts[-1] = begin, self._reader.place - len(close)
         self._blocks.cut()
 
-    def _section(self, calls: Calls) -> Steps[None]:
+    def _section(self, calls: ToolCallFormat) -> Steps[None]:
         """One call or several; the marker has been read."""
         self._blocks.cut()
         parts = calls.call if calls.begin else calls.call[1:]
@@ -233,8 +247,8 @@ class Parser:
 
     def _call(
         self,
-        calls: Calls,
-        parts: Sequence[str | Slot],
+        calls: ToolCallFormat,
+        parts: Sequence[str | CallField],
         begin: Callable[[str], None],
         emit: Callable[[str], None],
         end: str = "",
@@ -255,10 +269,10 @@ class Parser:
             elif part is ARGUMENTS:
                 after = yield from read_arguments(reader, emit, calls.syntax, types, str(next(rest)), end)
                 yield from self._expect(after)
-            elif part is AGAIN:
+            elif part is NAME_AGAIN:
                 if (yield from reader.word()) != name:
                     raise MalformedOutput("a call names two tools")
-            elif isinstance(part, Slot):
+            elif isinstance(part, CallField):
                 id = yield from reader.word()
             else:
                 yield from self._expect(part)
@@ -267,7 +281,7 @@ class Parser:
     def _expect(self, literal: str) -> Steps[None]:
         yield from self._reader.expect(literal, "a call is not written as its format has it")
 
-    def _recognised(self, calls: Calls, behind: str = "") -> Steps[bool]:
+    def _recognised(self, calls: ToolCallFormat, behind: str = "") -> Steps[bool]:
         """Whether a call begins here, as far as its arguments; reads nothing. Where tools are offered, to one of them.
 
         `behind`: what of it has been read. What is cut short before the arguments is no call.
@@ -280,14 +294,14 @@ class Parser:
             yield
 
 
-def _call_stands(text: str, calls: Calls, tools: Mapping[str, Types]) -> bool | None:
+def _call_stands(text: str, calls: ToolCallFormat, tools: Mapping[str, Types]) -> bool | None:
     """Whether the text begins with a call, as far as the beginning of its arguments. None: more text must tell."""
     at = 0
     for index, part in enumerate(calls.opening):
         if part is ARGUMENTS:
             after = str(calls.opening[index + 1]) if index + 1 < len(calls.opening) else ""
             return _arguments_stand(text, at, calls, after)
-        if isinstance(part, Slot):
+        if isinstance(part, CallField):
             space = SPACE.match(text, at)
             word = WORD.match(text, space.end() if space else at)
             if word is None or word.end() == len(text):
@@ -302,13 +316,13 @@ def _call_stands(text: str, calls: Calls, tools: Mapping[str, Types]) -> bool | 
     return True
 
 
-def _arguments_stand(text: str, at: int, calls: Calls, after: str) -> bool | None:
+def _arguments_stand(text: str, at: int, calls: ToolCallFormat, after: str) -> bool | None:
     match calls.syntax:
-        case Tagged() as tags:
+        case TaggedArguments() as tags:
             openings = [tags.open, after]
-        case Nested(mark=mark):
+        case NestedArguments(mark=mark):
             openings = [mark]
-        case Literals():
+        case LiteralArguments():
             return True
         case _:
             openings = ["{"]

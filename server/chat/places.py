@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from server.chat.conversation import Conversation
+from server.chat.conversation import PromptRequest
 from server.chat.text import MAX_MEDIA, media
 from server.wire.records import ImagePart, Message, Part, Role, TextPart, WireError
 
@@ -24,7 +24,7 @@ _CALLED: dict[Role, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ImagePlaceholder:
     part: ImagePart
     at: str
     """The field it stands in."""
@@ -34,18 +34,20 @@ class Place:
         return WireError("unsupported", f"{self.at}: {why} in {_CALLED[self.role]}")
 
 
-def mark(conversation: Conversation, roles: frozenset[Role]) -> tuple[tuple[Message, ...], list[Place]]:
+def insert_placeholders(
+    conversation: PromptRequest, roles: frozenset[Role]
+) -> tuple[tuple[Message, ...], list[ImagePlaceholder]]:
     """The messages with a media character for each image, and the images by its number.
 
     Raises WireError: `unsupported` where one stands in a message of another role than these.
     """
-    places: list[Place] = []
+    places: list[ImagePlaceholder] = []
     marked = []
     for index, message in enumerate(conversation.messages):
         parts: list[Part] = []
         for position, part in enumerate(message.content):
             if isinstance(part, ImagePart):
-                place = Place(part, f"{conversation.name(index)}.content[{position}]", message.role)
+                place = ImagePlaceholder(part, f"{conversation.name(index)}.content[{position}]", message.role)
                 if message.role not in roles:
                     raise place.refused("this connection takes no image")
                 if len(places) == MAX_MEDIA:
@@ -57,7 +59,7 @@ def mark(conversation: Conversation, roles: frozenset[Role]) -> tuple[tuple[Mess
     return tuple(marked), places
 
 
-def check_written(order: Sequence[int], places: Sequence[Place]) -> None:
+def check_placeholders(order: Sequence[int], places: Sequence[ImagePlaceholder]) -> None:
     """Raises WireError: `unsupported` where the template did not write each image once. `order`: the images' numbers as
     they stand in the prompt."""
     written = Counter(order)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from server.chat.conversation import ChatSettings
-from server.chat.reasoning import Control, find_control
+from server.chat.reasoning import ReasoningSwitches, find_control
 from server.chat.template import Template, TemplateError
-from server.chat.text import Text, content, control, join, media
+from server.chat.text import ProvenanceStr, from_template, from_user, join, media
 
 _NONE: Mapping[str, Any] = {}
 _THINKING = ChatSettings(thinking=True)
@@ -32,10 +32,10 @@ _TOOLS = [
 
 
 @dataclass(frozen=True, slots=True)
-class Traits:
+class TemplateCapabilities:
     """What of a conversation reaches the prompt through a template."""
 
-    typed: bool
+    needs_content_parts: bool
     """Content must be a list of typed parts: strings are lost or refused."""
     no_tools: Literal["null", "empty"]
     """How `tools` must be where there are none."""
@@ -44,13 +44,13 @@ class Traits:
     later_system: Literal["native", "first", "none"]
     """One further on stays there; or the template itself joins it to the first; or it is lost, or displaces the first,
     or is refused."""
-    adjacent: bool
+    consecutive_users: bool
     """Two user turns may follow each other."""
     tools: bool
     """The catalogue is rendered."""
     arguments: Literal["object", "string"] | None
     """How a call's arguments are given, where calls are rendered."""
-    beside: bool
+    text_with_calls: bool
     """Text beside calls in one turn is rendered, and stays when the conversation goes on."""
     apart: bool
     """So is text in a turn of its own before that of the calls."""
@@ -62,7 +62,7 @@ class Traits:
     """A user turn may follow results at once."""
     sample: str
     """What the template makes of a catalogue, a call and its result."""
-    reasoning: Control = field(default_factory=Control)
+    reasoning: ReasoningSwitches = field(default_factory=ReasoningSwitches)
     """How it can be told to think."""
     replay: bool = False
     """The reasoning behind a call is rendered before its result, where it is given."""
@@ -72,7 +72,7 @@ class Traits:
     """So does one within a tool's result: it is written as it is, not within JSON."""
 
 
-def probe(template: Template) -> Traits:
+def detect_capabilities(template: Template) -> TemplateCapabilities:
     """Renders until it knows. Raises `TemplateError` where the template renders no user turn at all."""
     probes = _Probes(template)
     return probes.traits()
@@ -84,7 +84,7 @@ class _Probes:
         self._typed = False
         self._none: list[Any] | None = None
 
-    def traits(self) -> Traits:
+    def traits(self) -> TemplateCapabilities:
         for self._typed, self._none in ((False, None), (True, None), (False, []), (True, [])):
             if self.shows([self.turn("user", _USER)], _USER):
                 break
@@ -99,15 +99,15 @@ class _Probes:
         result = self.result()
         asked = self.called(arguments) if given else reply
         reasoning = find_control(lambda options: self.render([user], tools=False, options=options))
-        return Traits(
-            typed=self._typed,
+        return TemplateCapabilities(
+            needs_content_parts=self._typed,
             no_tools="null" if self._none is None else "empty",
             system=self.shows([system, user], _SYSTEM, _USER),
             later_system=self._later_system(),
-            adjacent=self.shows([self.turn("user", _OTHER), user], _OTHER, _USER),
+            consecutive_users=self.shows([self.turn("user", _OTHER), user], _OTHER, _USER),
             tools=self.shows([user], _USER, _TOOL, tools=True),
             arguments=given,
-            beside=self.shows(
+            text_with_calls=self.shows(
                 [user, self.called(arguments, text=_SYSTEM), result, reply, user], _SYSTEM, _VALUE, _REPLY, tools=True
             ),
             apart=self.shows(
@@ -128,9 +128,9 @@ class _Probes:
             reasoning=reasoning,
         )
 
-    def _replays(self, reasoning: Control, messages: Sequence[dict[str, Any]]) -> bool:
+    def _replays(self, reasoning: ReasoningSwitches, messages: Sequence[dict[str, Any]]) -> bool:
         user, asked, result = messages
-        thought = {**asked, **dict.fromkeys(_REASONINGS, content(_SYSTEM))}
+        thought = {**asked, **dict.fromkeys(_REASONINGS, from_user(_SYSTEM))}
         prompt = self.render([user, thought, result], tools=True, options=reasoning.options(_THINKING))
         return _SYSTEM in prompt and _RESULT in prompt
 
@@ -164,28 +164,30 @@ class _Probes:
 
     def _keeps(self, messages: Sequence[Mapping[str, Any]], *, tools: bool = False) -> bool:
         """Whether the image is written once, with its text around it."""
-        texts, order = self.render(messages, tools=tools).divided()
+        texts, order = self.render(messages, tools=tools).split_images()
         return order == [0] and texts[0].endswith(_BEFORE) and texts[1].startswith(_AFTER)
 
     def shows(self, messages: Sequence[Mapping[str, Any]], *needles: str, tools: bool = False) -> bool:
         prompt = self.render(messages, tools=tools)
         return all(needle in prompt for needle in needles)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, tools: bool, options: Mapping[str, Any] = _NONE) -> Text:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: bool, options: Mapping[str, Any] = _NONE
+    ) -> ProvenanceStr:
         """What the template makes of this; nothing where it fails."""
         try:
-            return self._template.render(messages, tools=content(_TOOLS) if tools else self._none, **options)
+            return self._template.render(messages, tools=from_user(_TOOLS) if tools else self._none, **options)
         except TemplateError:
-            return Text()
+            return ProvenanceStr()
 
 
 def turn(role: str, text: str, *, typed: bool = False, **members: Any) -> dict[str, Any]:
     """One message as templates take it. The role is the template's own word; the text is content."""
-    given: Any = text if isinstance(text, Text) else Text(text)
+    given: Any = text if isinstance(text, ProvenanceStr) else ProvenanceStr(text)
     return {
-        "role": control(role),
-        "content": [{"type": control("text"), "text": given}] if typed else given,
-        **{key: content(value) for key, value in members.items()},
+        "role": from_template(role),
+        "content": [{"type": from_template("text"), "text": given}] if typed else given,
+        **{key: from_user(value) for key, value in members.items()},
     }
 
 

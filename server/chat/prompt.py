@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from server.chat.conversation import Conversation
-from server.chat.format import Format
-from server.chat.probe import Traits, call, turn
-from server.chat.replay import StandIn
-from server.chat.spell import spell, to_json
+from server.chat.conversation import PromptRequest
+from server.chat.format import ChatFormat
+from server.chat.probe import TemplateCapabilities, call, turn
+from server.chat.replay import Sentinel
+from server.chat.spell import render_tool_calls, to_json
 from server.chat.template import Template, TemplateError
-from server.chat.text import Text, content, join
+from server.chat.text import ProvenanceStr, from_user, join
 from server.wire.records import Message, NamedTool, TextPart, Tool, ToolCallPart, ToolChoice
 
 FAILED = "Tool execution failed.\n"
@@ -45,15 +45,15 @@ class _Turn:
 
 def write_prompt(
     template: Template,
-    traits: Traits,
-    format: Format,
-    conversation: Conversation,
+    traits: TemplateCapabilities,
+    format: ChatFormat,
+    conversation: PromptRequest,
     options: Mapping[str, Any] = _NONE,
     *,
-    joined: Sequence[Text] = (),
+    joined: Sequence[ProvenanceStr] = (),
     ids: Mapping[str, str] = _NONE,
-    stand_in: StandIn | None = None,
-) -> Text:
+    stand_in: Sentinel | None = None,
+) -> ProvenanceStr:
     """The prompt of this conversation; `options` are further variables of the template. Raises `TemplateError` where
     the template refuses it.
 
@@ -61,7 +61,7 @@ def write_prompt(
     model's own ids of calls, by those of the conversation. With a `stand_in`, its words take the place of the turn at
     its index.
     """
-    native = traits.tools and not format.forced
+    native = traits.tools and not format.grammar_only
     writer = _Writer(traits, format, ids, stand_in)
     write = partial(_write, template, conversation, options, traits, format, writer, joined)
     try:
@@ -75,15 +75,15 @@ def write_prompt(
 
 def _write(
     template: Template,
-    conversation: Conversation,
+    conversation: PromptRequest,
     options: Mapping[str, Any],
-    traits: Traits,
-    format: Format,
+    traits: TemplateCapabilities,
+    format: ChatFormat,
     writer: _Writer,
-    joined: Sequence[Text],
+    joined: Sequence[ProvenanceStr],
     *,
     native: bool,
-) -> Text:
+) -> ProvenanceStr:
     turns = list(writer.turns(conversation.messages))
     if joined:
         turns = _joined(joined, turns, traits)
@@ -91,7 +91,7 @@ def _write(
         turns = _with_system(_catalogue(format, conversation), turns)
     tools: Any = [] if traits.no_tools == "empty" else None
     if conversation.tools and native:
-        tools = content([_described(tool) for tool in conversation.tools])
+        tools = from_user([_described(tool) for tool in conversation.tools])
     hidden = _hidden(format)
     messages = []
     for given in _placed(turns, traits):
@@ -99,23 +99,23 @@ def _write(
         if given.role == "assistant":
             for marker, character in hidden.items():
                 text = text.replace(marker, character)
-        messages.append(turn(given.role, text, typed=traits.typed, **given.members))
+        messages.append(turn(given.role, text, typed=traits.needs_content_parts, **given.members))
     prompt: str = template.render(messages, tools=tools, **options)
     for marker, character in hidden.items():
-        prompt = prompt.replace(character, Text(marker))
+        prompt = prompt.replace(character, ProvenanceStr(marker))
     return join([prompt])
 
 
-def _hidden(format: Format) -> dict[str, str]:
+def _hidden(format: ChatFormat) -> dict[str, str]:
     """Markers that templates look for in earlier answers, to drop the thinking or to refuse, and what stands for each
     while the template runs. What we give holds no thinking: a marker in it is the answer's own words."""
-    frames = [*format.text, *([format.thinking] if format.thinking else [])]
+    frames = [*format.answer_tags, *([format.reasoning_tags] if format.reasoning_tags else [])]
     markers = {"<think>", "</think>", *(text.strip() for frame in frames for text in (frame.open, frame.close))}
     found = sorted(filter(None, markers), key=len, reverse=True)
     return {marker: chr(_NONCHARACTERS + index) for index, marker in enumerate(found)}
 
 
-def text_of(message: Message) -> Text:
+def text_of(message: Message) -> ProvenanceStr:
     return join(part.text for part in message.content if isinstance(part, TextPart))
 
 
@@ -128,11 +128,15 @@ class _Writer:
     """Writes one conversation's messages as turns."""
 
     def __init__(
-        self, traits: Traits, format: Format, ids: Mapping[str, str] = _NONE, stand_in: StandIn | None = None
+        self,
+        traits: TemplateCapabilities,
+        format: ChatFormat,
+        ids: Mapping[str, str] = _NONE,
+        stand_in: Sentinel | None = None,
     ) -> None:
         self._traits = traits
         self._format = format
-        self._native = traits.arguments is not None and not format.forced
+        self._native = traits.arguments is not None and not format.grammar_only
         self._ids = ids
         self._stand_in = stand_in
         self._calls = 0
@@ -154,7 +158,7 @@ class _Writer:
             at += len(calls) if results else 0
             after = messages[at] if at < len(messages) else None
             native = self._native and self._carries(text_of(message))
-            answers = self._traits.results and native == self._native and not self._format.forced
+            answers = self._traits.results and native == self._native and not self._format.grammar_only
             if answers and (self._traits.answered or not _is_user(after)):
                 yield from self._exchange(text_of(message), calls, results, stand_in, native=native)
                 continue
@@ -171,14 +175,14 @@ class _Writer:
 
     def _carries(self, text: str) -> bool:
         """Whether text can stand with calls."""
-        return not text or self._traits.beside or self._traits.apart
+        return not text or self._traits.text_with_calls or self._traits.apart
 
     def _exchange(
         self,
         text: str,
         calls: Sequence[ToolCallPart],
         results: Mapping[str, str],
-        stand_in: StandIn | None,
+        stand_in: Sentinel | None,
         *,
         native: bool,
     ) -> Iterator[_Turn]:
@@ -195,11 +199,11 @@ class _Writer:
             return
         if not native:
             given = [(part.name, id, part.arguments) for part, id in zip(calls, ids, strict=True)]
-            written = spell(self._format.calls[0], given)
-            yield _Turn("assistant", join([Text(f"{text}\n"), written]) if text else written)
+            written = render_tool_calls(self._format.calls[0], given)
+            yield _Turn("assistant", join([ProvenanceStr(f"{text}\n"), written]) if text else written)
             yield from self._results(zip(calls, ids, strict=True), results)
             return
-        if text and not self._traits.beside:
+        if text and not self._traits.text_with_calls:
             yield _Turn("assistant", text)
             text = ""
         size = len(calls) if self._traits.parallel else 1
@@ -225,10 +229,10 @@ class _Writer:
         """The call's id in the shape of the format: the same on every replay, and another for every call."""
         index, self._calls = self._calls, self._calls + 1
         own = self._ids.get(part.tool_call_id)
-        if not self._format.ids:
+        if not self._format.id_template:
             return own or part.tool_call_id
         digest = hashlib.sha256(part.tool_call_id.encode()).hexdigest()
-        return self._format.ids.format(name=part.name, index=own or index, short=own or digest[:9])
+        return self._format.id_template.format(name=part.name, index=own or index, short=own or digest[:9])
 
 
 def _is_user(message: Message | None) -> bool:
@@ -241,11 +245,11 @@ def _result_text(message: Message) -> str:
 
 def _with_system(text: str, turns: list[_Turn]) -> list[_Turn]:
     if turns and turns[0].role == "system":
-        return [replace(turns[0], text=join([Text(f"{turns[0].text}\n\n"), text])), *turns[1:]]
+        return [replace(turns[0], text=join([ProvenanceStr(f"{turns[0].text}\n\n"), text])), *turns[1:]]
     return [_Turn("system", text), *turns]
 
 
-def _joined(texts: Sequence[Text], turns: Iterable[_Turn], traits: Traits) -> list[_Turn]:
+def _joined(texts: Sequence[ProvenanceStr], turns: Iterable[_Turn], traits: TemplateCapabilities) -> list[_Turn]:
     """The turns with these texts at their beginning, and no further system turn."""
     kept = [turn for index, turn in enumerate(turns) if turn.role != "system" or index == 0]
     if traits.later_system == "none":
@@ -255,7 +259,7 @@ def _joined(texts: Sequence[Text], turns: Iterable[_Turn], traits: Traits) -> li
     return [*first, *(_Turn("system", text) for text in texts), *kept[len(first) :]]
 
 
-def _placed(turns: Iterable[_Turn], traits: Traits) -> list[_Turn]:
+def _placed(turns: Iterable[_Turn], traits: TemplateCapabilities) -> list[_Turn]:
     """The turns where the template can take them: a system turn it refuses opens the next user turn."""
     placed: list[_Turn] = []
     waiting: list[str] = []
@@ -271,7 +275,7 @@ def _placed(turns: Iterable[_Turn], traits: Traits) -> list[_Turn]:
         placed.append(given)
     if waiting:
         placed.append(_Turn("user", _paragraphs(waiting)))
-    return placed if traits.adjacent else _alternating(placed)
+    return placed if traits.consecutive_users else _alternating(placed)
 
 
 def _alternating(turns: Iterable[_Turn]) -> list[_Turn]:
@@ -285,35 +289,35 @@ def _alternating(turns: Iterable[_Turn]) -> list[_Turn]:
     return joined
 
 
-def _paragraphs(texts: Iterable[str]) -> Text:
-    return Text("\n\n").join(texts)
+def _paragraphs(texts: Iterable[str]) -> ProvenanceStr:
+    return ProvenanceStr("\n\n").join(texts)
 
 
-def _catalogue(format: Format, conversation: Conversation) -> Text:
+def _catalogue(format: ChatFormat, conversation: PromptRequest) -> ProvenanceStr:
     """The tools and the way to call them, for a model whose template does not tell it."""
     lines = ["You have these tools, described as JSON:", *map(_tool, conversation.tools), ""]
-    return join([Text("\n".join(lines)), "\n", _instructions(format, conversation)])
+    return join([ProvenanceStr("\n".join(lines)), "\n", _instructions(format, conversation)])
 
 
-def _instructions(format: Format, conversation: Conversation) -> Text:
+def _instructions(format: ChatFormat, conversation: PromptRequest) -> ProvenanceStr:
     choice: ToolChoice | None = conversation.tool_choice
     if choice == "none":
-        return Text("Do not call any tool now. Answer yourself.")
+        return ProvenanceStr("Do not call any tool now. Answer yourself.")
     lines: list[str] = []
-    if format.forced:
+    if format.grammar_only:
         lines.append("Your whole reply is one JSON object.")
         lines.append('To call tools, reply with {"tool_calls": [{"name": "the tool", "arguments": {the arguments}}]}.')
     else:
-        example = spell(format.calls[0], [("tool", "0", {"argument": "value"})])
-        lines.append(join([Text("To call a tool, write it like this:\n"), example]))
+        example = render_tool_calls(format.calls[0], [("tool", "0", {"argument": "value"})])
+        lines.append(join([ProvenanceStr("To call a tool, write it like this:\n"), example]))
     if choice == "required":
         lines.append("Call at least one tool now.")
     elif isinstance(choice, NamedTool):
         lines.append(f"Call the tool {choice.name} now.")
-    elif format.forced:
+    elif format.grammar_only:
         answer = "{the answer as a JSON object}" if conversation.format == "json" else '"text"'
         lines.append(f'To answer without a tool, reply with {{"response": {answer}}}.')
-    return Text("\n").join(lines)
+    return ProvenanceStr("\n").join(lines)
 
 
 def _tool(tool: Tool) -> str:

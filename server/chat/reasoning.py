@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, get_args
 
 from server.chat.conversation import ChatSettings
-from server.chat.text import control
+from server.chat.text import from_template
 from server.wire.records import ReasoningEffort
 
 EFFORTS: tuple[ReasoningEffort, ...] = get_args(ReasoningEffort)
@@ -19,7 +19,7 @@ EFFORTS: tuple[ReasoningEffort, ...] = get_args(ReasoningEffort)
 _SWITCHES: tuple[tuple[str, Any, Any], ...] = (
     ("enable_thinking", True, False),
     ("thinking", True, False),
-    ("thinking_mode", control("enabled"), control("disabled")),
+    ("thinking_mode", from_template("enabled"), from_template("disabled")),
     ("reasoning", True, False),
     ("thinking_budget", -1, 0),
 )
@@ -30,7 +30,7 @@ _EFFORTS = ("reasoning_effort", "thinking_effort", "reasoning_strength")
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class ReasoningSwitches:
     """What a template can be told about reasoning."""
 
     switch: tuple[str, Any, Any] | None = None
@@ -54,11 +54,11 @@ class Control:
             name, on, off = self.switch
             options[name] = on if settings.thinking else off
         if settings.reasoning_effort in self.efforts:
-            options[self.effort] = control(settings.reasoning_effort)
+            options[self.effort] = from_template(settings.reasoning_effort)
         return options
 
 
-def find_control(render: Callable[[Mapping[str, Any]], str]) -> Control:
+def find_control(render: Callable[[Mapping[str, Any]], str]) -> ReasoningSwitches:
     """Renders with each variable and looks whether the prompt changes. `render` gives nothing where that fails."""
     found, unasked = None, True
     for name, on, off in _SWITCHES:
@@ -70,14 +70,14 @@ def find_control(render: Callable[[Mapping[str, Any]], str]) -> Control:
     for name in _EFFORTS:
         efforts = _efforts(partial(_with_effort, render, thinking, name))
         if efforts:
-            return Control(found, name, efforts, unasked)
-    return Control(found, unasked=unasked)
+            return ReasoningSwitches(found, name, efforts, unasked)
+    return ReasoningSwitches(found, unasked=unasked)
 
 
 def _with_effort(
     render: Callable[[Mapping[str, Any]], str], thinking: Mapping[str, Any], name: str, effort: str | None
 ) -> str:
-    return render(thinking if effort is None else {**thinking, name: control(effort)})
+    return render(thinking if effort is None else {**thinking, name: from_template(effort)})
 
 
 def _efforts(render: Callable[[str | None], str]) -> tuple[ReasoningEffort, ...]:

@@ -6,91 +6,110 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server.chat.format import ARGUMENTS, ID, Calls, Json, Literals, Nested, Slot, Tagged
-from server.chat.text import Text, control, join
+from server.chat.format import (
+    ARGUMENTS,
+    ID,
+    CallField,
+    JsonArguments,
+    LiteralArguments,
+    NestedArguments,
+    TaggedArguments,
+    ToolCallFormat,
+)
+from server.chat.text import ProvenanceStr, from_template, join
 
 
-def spell(calls: Calls, given: Sequence[tuple[str, str, Mapping[str, Any]]]) -> Text:
+def render_tool_calls(calls: ToolCallFormat, given: Sequence[tuple[str, str, Mapping[str, Any]]]) -> ProvenanceStr:
     """The calls (name, id, arguments) as a model of the format writes them; literals are control text."""
     written = [join(_part(calls, part, call) for part in calls.call) for call in given]
-    return join([control(calls.begin), control(calls.between).join(written), control(calls.end)])
+    return join([from_template(calls.begin), from_template(calls.between).join(written), from_template(calls.end)])
 
 
-def _part(calls: Calls, part: str | Slot, call: tuple[str, str, Mapping[str, Any]]) -> Text:
+def _part(calls: ToolCallFormat, part: str | CallField, call: tuple[str, str, Mapping[str, Any]]) -> ProvenanceStr:
     name, id, arguments = call
     if part is ARGUMENTS:
-        return spell_arguments(calls, arguments)
-    if isinstance(part, Slot):
-        return Text(id if part is ID else name)
-    return control(part)
+        return render_arguments(calls, arguments)
+    if isinstance(part, CallField):
+        return ProvenanceStr(id if part is ID else name)
+    return from_template(part)
 
 
-def spell_arguments(calls: Calls, arguments: Mapping[str, Any]) -> Text:
+def render_arguments(calls: ToolCallFormat, arguments: Mapping[str, Any]) -> ProvenanceStr:
     match calls.syntax:
-        case Json():
-            return Text(to_json(arguments))
-        case Tagged() as tags:
+        case JsonArguments():
+            return ProvenanceStr(to_json(arguments))
+        case TaggedArguments() as tags:
             return join(_element(tags, key, value) for key, value in arguments.items())
-        case Nested() as nested:
+        case NestedArguments() as nested:
             return _nested(nested, arguments)
-        case Literals() as notation:
-            pairs = [join([Text(key), notation.pair, _literal(notation, value)]) for key, value in arguments.items()]
-            return join([notation.open, Text(notation.comma).join(pairs), notation.close])
+        case LiteralArguments() as notation:
+            pairs = [
+                join([ProvenanceStr(key), notation.pair, _literal(notation, value)]) for key, value in arguments.items()
+            ]
+            return join([notation.open, ProvenanceStr(notation.comma).join(pairs), notation.close])
 
 
-def _element(tags: Tagged, key: str, value: Any) -> Text:
+def _element(tags: TaggedArguments, key: str, value: Any) -> ProvenanceStr:
     text = value if isinstance(value, str) else to_json(value)
     named = tags.after_key(json_type(value))
-    return join([control(tags.open), Text(key), control(named), Text(text), control(tags.close)])
+    return join(
+        [
+            from_template(tags.open),
+            ProvenanceStr(key),
+            from_template(named),
+            ProvenanceStr(text),
+            from_template(tags.close),
+        ]
+    )
 
 
-def _nested(syntax: Nested, value: Any) -> Text:
+def _nested(syntax: NestedArguments, value: Any) -> ProvenanceStr:
     match value:
         case Mapping():
             elements = [(str(key), member) for key, member in value.items() if member is not None]
         case list() | tuple():
             elements = [(syntax.item, item) for item in value]
         case None:
-            return Text("")
+            return ProvenanceStr("")
         case _:
-            return Text(value if isinstance(value, str) else to_json(value))
-    mark = control(syntax.mark)
+            return ProvenanceStr(value if isinstance(value, str) else to_json(value))
+    mark = from_template(syntax.mark)
     return join(
         join(
             [
                 mark,
-                control("<"),
-                Text(key),
-                control(">"),
+                from_template("<"),
+                ProvenanceStr(key),
+                from_template(">"),
                 _nested(syntax, member),
                 mark,
-                control("</"),
-                Text(key),
-                control(">"),
+                from_template("</"),
+                ProvenanceStr(key),
+                from_template(">"),
             ]
         )
         for key, member in elements
     )
 
 
-def _literal(notation: Literals, value: Any) -> Text:
+def _literal(notation: LiteralArguments, value: Any) -> ProvenanceStr:
     match value:
         case str():
             if notation.quote == '"':
-                return Text(to_json(value))
-            return join([control(notation.quote), Text(value), control(notation.quote)])
+                return ProvenanceStr(to_json(value))
+            return join([from_template(notation.quote), ProvenanceStr(value), from_template(notation.quote)])
         case None | bool():
-            return Text(notation.words[(None, True, False).index(value)])
+            return ProvenanceStr(notation.words[(None, True, False).index(value)])
         case Mapping():
             keys = value if notation.bare_keys else map(to_json, value)
             pairs = [
-                join([Text(key), notation.colon, _literal(notation, value[name])])
+                join([ProvenanceStr(key), notation.colon, _literal(notation, value[name])])
                 for key, name in zip(keys, value, strict=True)
             ]
-            return join(["{", Text(notation.comma).join(pairs), "}"])
+            return join(["{", ProvenanceStr(notation.comma).join(pairs), "}"])
         case list() | tuple():
-            return join(["[", Text(notation.comma).join([_literal(notation, item) for item in value]), "]"])
-    return Text(to_json(value))
+            return join(["[", ProvenanceStr(notation.comma).join([_literal(notation, item) for item in value]), "]"])
+    return ProvenanceStr(to_json(value))
 
 
 def json_type(value: Any) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from server.chat.formats import recognise
-from server.chat.probe import Traits, probe
+from server.chat.probe import TemplateCapabilities, detect_capabilities
 from server.chat.template import Template
 
 README = Path(__file__).with_name("README.md")
@@ -33,48 +33,48 @@ def table(templates: Mapping[str, str]) -> str:
 
 
 def _row(name: str, source: str) -> str:
-    traits = probe(Template(source))
+    traits = detect_capabilities(Template(source))
     format = recognise(source, traits.sample)
-    label = f"{format.name} ({UNRECOGNISED[name]})" if format.forced else format.name
-    native = traits.tools and not format.forced
+    label = f"{format.name} ({UNRECOGNISED[name]})" if format.grammar_only else format.name
+    native = traits.tools and not format.grammar_only
     thinking = ""
-    if format.thinking is not None:
-        replay = " wanted back" if format.wants_thinking else " taken back" if traits.replay else ""
-        thinking = f"`{format.thinking.open.strip()}`{replay}"
+    if format.reasoning_tags is not None:
+        replay = " wanted back" if format.needs_reasoning_history else " taken back" if traits.replay else ""
+        thinking = f"`{format.reasoning_tags.open.strip()}`{replay}"
     cells = [
         name,
         label,
         ("native" if traits.system else "first user turn") + _LATER[traits.later_system],
         "native" if native else "system turn",
-        _calls(traits, native=not format.forced),
-        "native" if traits.beside else "turn of its own" if traits.apart else "spelled" if native else "",
-        _results(traits, native=not format.forced),
-        _images(traits, native=not format.forced),
+        _calls(traits, native=not format.grammar_only),
+        "native" if traits.text_with_calls else "turn of its own" if traits.apart else "spelled" if native else "",
+        _results(traits, native=not format.grammar_only),
+        _images(traits, native=not format.grammar_only),
         thinking,
         _set_by(traits),
     ]
     return f"| {' | '.join(cells)} |\n".replace("<|", "<\\|").replace("|>", "\\|>")
 
 
-def _calls(traits: Traits, *, native: bool) -> str:
+def _calls(traits: TemplateCapabilities, *, native: bool) -> str:
     if not native or traits.arguments is None:
         return "spelled"
     return f"{traits.arguments}s" + ("" if traits.parallel else ", one a turn")
 
 
-def _results(traits: Traits, *, native: bool) -> str:
+def _results(traits: TemplateCapabilities, *, native: bool) -> str:
     if not (native and traits.results):
         return "user turn"
     return "native" if traits.answered else "native, before a user's message: user turn"
 
 
-def _images(traits: Traits, *, native: bool) -> str:
+def _images(traits: TemplateCapabilities, *, native: bool) -> str:
     if not traits.images:
         return "none"
     return "users, results" if native and traits.result_images else "users"
 
 
-def _set_by(traits: Traits) -> str:
+def _set_by(traits: TemplateCapabilities) -> str:
     """The template's variables that a connection's `thinking` and `reasoning_effort` fill."""
     reasoning = traits.reasoning
     names = [*([reasoning.switch[0]] if reasoning.switch else []), *([reasoning.effort] if reasoning.effort else [])]

@@ -22,7 +22,7 @@ from jinja2.filters import do_indent
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from server.chat.text import Text, control, join
+from server.chat.text import ProvenanceStr, from_template, join
 
 MAX_OUTPUT = 8_000_000
 """Characters a rendered prompt may have; far beyond any context."""
@@ -81,7 +81,7 @@ class _Generation(Extension):
 
 class _Environment(ImmutableSandboxedEnvironment):
     code_generator_class = _Code
-    control = staticmethod(lru_cache(maxsize=4096)(control))
+    control = staticmethod(lru_cache(maxsize=4096)(from_template))
     concat = staticmethod(lambda parts: join(_bounded(parts)))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
@@ -92,7 +92,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         """`"…{}…".format(…)` keeping provenance for plain fields; anything else goes the sandbox's way."""
         sandboxed = super().wrap_str_format(value)
         source = getattr(value, "__self__", None)
-        if sandboxed is None or not isinstance(source, Text) or value.__name__ != "format":
+        if sandboxed is None or not isinstance(source, ProvenanceStr) or value.__name__ != "format":
             return sandboxed
         pieces = source.split("{}")
         if any("{" in piece or "}" in piece for piece in pieces):
@@ -112,7 +112,7 @@ def _bounded(parts: Iterable[str]) -> Iterable[str]:
     for part in parts:
         size += len(part)
         if size > MAX_OUTPUT:
-            raise _Refused(control("the prompt it writes has no end"))
+            raise _Refused(from_template("the prompt it writes has no end"))
         yield part
 
 
@@ -122,11 +122,11 @@ def _tojson(
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
-) -> Text:
+) -> ProvenanceStr:
     text = json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=_listed
     )
-    return Text(text)
+    return ProvenanceStr(text)
 
 
 def _listed(value: Any) -> list[Any]:
@@ -140,22 +140,22 @@ def _raise(message: str = "") -> None:
     raise _Refused(message)
 
 
-def _join(value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> Text:
+def _join(value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> ProvenanceStr:
     if attribute is not None:
         value = map(jinja2.filters.make_attrgetter(_ENVIRONMENT, attribute), value)
-    return Text.join(d if isinstance(d, Text) else Text(d), map(str, value))
+    return ProvenanceStr.join(d if isinstance(d, ProvenanceStr) else ProvenanceStr(d), map(str, value))
 
 
 def _replace(value: Any, old: str, new: str, count: int = -1) -> str:
-    return (value if isinstance(value, Text) else Text(value)).replace(old, new, count)
+    return (value if isinstance(value, ProvenanceStr) else ProvenanceStr(value)).replace(old, new, count)
 
 
 def _indent(s: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    if not isinstance(s, Text):
+    if not isinstance(s, ProvenanceStr):
         return do_indent(s, width, first, blank)
-    pad = control(width if isinstance(width, str) else " " * width)
-    lines = Text.split(s, "\n")
-    return control("\n").join(
+    pad = from_template(width if isinstance(width, str) else " " * width)
+    lines = ProvenanceStr.split(s, "\n")
+    return from_template("\n").join(
         pad + line if (first if i == 0 else bool(line) or blank) else line for i, line in enumerate(lines)
     )
 
@@ -189,7 +189,7 @@ class Template:
             self._template = _ENVIRONMENT.from_string(source)
         except (jinja2.TemplateError, SyntaxError, RecursionError, ValueError) as error:
             raise TemplateError("the chat template does not compile") from error
-        self._tokens = {"bos_token": control(bos), "eos_token": control(eos)}
+        self._tokens = {"bos_token": from_template(bos), "eos_token": from_template(eos)}
 
     def render(
         self,
@@ -198,7 +198,7 @@ class Template:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         **options: Any,
-    ) -> Text:
+    ) -> ProvenanceStr:
         """The prompt for this conversation.
 
         Strings of `messages` and `tools` count as content unless they are control text. `options` are further
@@ -219,7 +219,7 @@ class Template:
             return join(_bounded(self._template.root_render_func(context)))
         except _Refused as refusal:
             reason = refusal.args[0] if refusal.args else ""
-            told = f": {reason}" if isinstance(reason, Text) and reason and reason.is_control() else ""
+            told = f": {reason}" if isinstance(reason, ProvenanceStr) and reason and reason.is_from_template() else ""
             raise TemplateError(f"the chat template refuses this conversation{told}") from None
         except MemoryError:
             raise

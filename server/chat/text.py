@@ -27,12 +27,12 @@ MAX_MEDIA = 1 << 16
 """Images one prompt can tell apart."""
 
 
-class Text(str):
+class ProvenanceStr(str):
     """A `str` with one byte of provenance per character; equal to and hashed as the plain string."""
 
     _mask: bytes
 
-    def __new__(cls, value: str = "", mask: bytes | None = None) -> Text:
+    def __new__(cls, value: str = "", mask: bytes | None = None) -> ProvenanceStr:
         self = super().__new__(cls, value)
         self._mask = _CONTENT * len(self) if mask is None else mask
         return self
@@ -43,36 +43,44 @@ class Text(str):
     def __iter__(self) -> Iterator[str]:
         return (self[i] for i in range(len(self)))
 
-    def __getitem__(self, key: SupportsIndex | slice) -> Text:
+    def __getitem__(self, key: SupportsIndex | slice) -> ProvenanceStr:
         if not isinstance(key, slice):
             index = range(len(self))[key]
             key = slice(index, index + 1)
-        return Text(super().__getitem__(key), self._mask[key])
+        return ProvenanceStr(super().__getitem__(key), self._mask[key])
 
-    def __add__(self, other: str) -> Text:
-        return Text(super().__add__(other), self._mask + _mask(other)) if isinstance(other, str) else NotImplemented
+    def __add__(self, other: str) -> ProvenanceStr:
+        return (
+            ProvenanceStr(super().__add__(other), self._mask + _mask(other))
+            if isinstance(other, str)
+            else NotImplemented
+        )
 
-    def __radd__(self, other: str) -> Text:
-        return Text(str.__add__(other, self), _mask(other) + self._mask) if isinstance(other, str) else NotImplemented
+    def __radd__(self, other: str) -> ProvenanceStr:
+        return (
+            ProvenanceStr(str.__add__(other, self), _mask(other) + self._mask)
+            if isinstance(other, str)
+            else NotImplemented
+        )
 
-    def __mul__(self, count: SupportsIndex) -> Text:
-        return Text(super().__mul__(count), self._mask * int(count))
+    def __mul__(self, count: SupportsIndex) -> ProvenanceStr:
+        return ProvenanceStr(super().__mul__(count), self._mask * int(count))
 
     __rmul__ = __mul__
 
-    def strip(self, chars: str | None = None, /) -> Text:
+    def strip(self, chars: str | None = None, /) -> ProvenanceStr:
         return self.lstrip(chars).rstrip(chars)
 
-    def lstrip(self, chars: str | None = None, /) -> Text:
+    def lstrip(self, chars: str | None = None, /) -> ProvenanceStr:
         return self[len(self) - len(super().lstrip(chars)) :]
 
-    def rstrip(self, chars: str | None = None, /) -> Text:
+    def rstrip(self, chars: str | None = None, /) -> ProvenanceStr:
         return self[: len(super().rstrip(chars))]
 
-    def removeprefix(self, prefix: str, /) -> Text:
+    def removeprefix(self, prefix: str, /) -> ProvenanceStr:
         return self[len(self) - len(super().removeprefix(prefix)) :]
 
-    def removesuffix(self, suffix: str, /) -> Text:
+    def removesuffix(self, suffix: str, /) -> ProvenanceStr:
         return self[: len(super().removesuffix(suffix))]
 
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[Any]:
@@ -96,27 +104,27 @@ class Text(str):
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
         if not old:
             return super().replace(old, new, count)
-        return Text.join(Text(new, _mask(new)), self.split(old, count))
+        return ProvenanceStr.join(ProvenanceStr(new, _mask(new)), self.split(old, count))
 
-    def join(self, parts: Iterable[str], /) -> Text:
+    def join(self, parts: Iterable[str], /) -> ProvenanceStr:
         pieces = list(parts)
-        return Text(super().join(pieces), self._mask.join(map(_mask, pieces)))
+        return ProvenanceStr(super().join(pieces), self._mask.join(map(_mask, pieces)))
 
-    def upper(self) -> Text:
+    def upper(self) -> ProvenanceStr:
         return self._same(super().upper())
 
-    def lower(self) -> Text:
+    def lower(self) -> ProvenanceStr:
         return self._same(super().lower())
 
-    def title(self) -> Text:
+    def title(self) -> ProvenanceStr:
         return self._same(super().title())
 
-    def capitalize(self) -> Text:
+    def capitalize(self) -> ProvenanceStr:
         return self._same(super().capitalize())
 
-    def _same(self, value: str) -> Text:
+    def _same(self, value: str) -> ProvenanceStr:
         """`value` is this text mapped character by character; where a character became two, all is content."""
-        return Text(value, self._mask if len(value) == len(self) else None)
+        return ProvenanceStr(value, self._mask if len(value) == len(self) else None)
 
     def _pieces(self, pieces: list[str], sep: str | None) -> list[Any]:
         """These pieces of this text, in order, with their provenance; `sep` stands between two of them."""
@@ -129,11 +137,11 @@ class Text(str):
             at += len(piece) + len(sep or "")
         return found
 
-    def is_control(self) -> bool:
+    def is_from_template(self) -> bool:
         """Whether the template wrote every character."""
         return self._mask.count(_CONTROL) == len(self)
 
-    def divided(self) -> tuple[list[Text], list[int]]:
+    def split_images(self) -> tuple[list[ProvenanceStr], list[int]]:
         """The texts before, between and behind the images, and the images' numbers."""
         at = [index for index, mask in enumerate(self._mask) if mask == _MEDIA[0]] if _MEDIA in self._mask else []
         texts = [self[start:end] for start, end in zip([0, *(i + 1 for i in at)], [*at, len(self)], strict=True)]
@@ -153,30 +161,30 @@ class Text(str):
 
 
 def _mask(text: str) -> bytes:
-    return text._mask if isinstance(text, Text) else _CONTENT * len(text)
+    return text._mask if isinstance(text, ProvenanceStr) else _CONTENT * len(text)
 
 
-def control(text: str) -> Text:
+def from_template(text: str) -> ProvenanceStr:
     """Text that the template wrote."""
-    return Text(text, _CONTROL * len(text))
+    return ProvenanceStr(text, _CONTROL * len(text))
 
 
-def media(number: int) -> Text:
+def media(number: int) -> ProvenanceStr:
     """The place of an image."""
-    return Text(chr(_FIRST_MEDIA + number), _MEDIA)
+    return ProvenanceStr(chr(_FIRST_MEDIA + number), _MEDIA)
 
 
-def join(parts: Iterable[str]) -> Text:
+def join(parts: Iterable[str]) -> ProvenanceStr:
     """The parts one after the other, each with its provenance."""
-    return Text().join(parts)
+    return ProvenanceStr().join(parts)
 
 
-def content(value: Any) -> Any:
+def from_user(value: Any) -> Any:
     """A JSON value with every string in it, keys included, as content."""
     if isinstance(value, str):
-        return value if isinstance(value, Text) else Text(value)
+        return value if isinstance(value, ProvenanceStr) else ProvenanceStr(value)
     if isinstance(value, dict):
-        return {content(key): content(item) for key, item in value.items()}
+        return {from_user(key): from_user(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [content(item) for item in value]
+        return [from_user(item) for item in value]
     return value

@@ -26,7 +26,7 @@ class _Block:
     texts: list[str] = field(default_factory=list)
 
 
-class Blocks:
+class DeltaReader:
     def __init__(self) -> None:
         self._blocks: dict[int, _Block] = {}
 

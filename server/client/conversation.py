@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from server.client.nap import Client
 from server.client.round import result_message
-from server.client.turn import Turn, TurnOptions, TurnResult
+from server.client.turn import ToolLoop, TurnOptions, TurnResult
 from server.wire.records import Format, GenerationRequest, ImagePart, Message, Model, TextPart, ToolCallPart
 
 Content = str | Sequence[TextPart | ImagePart]
@@ -32,7 +32,7 @@ class Conversation:
         self.format: Format = format
         self._client = client
         self._model = model
-        self._turn: Turn | None = None
+        self._turn: ToolLoop | None = None
 
     async def send(self, content: Content, **options: Unpack[TurnOptions]) -> TurnResult:
         """A user's message, and all that follows from it. Raises WireError, TransportError, what `on_tool_error`
@@ -80,7 +80,7 @@ class Conversation:
             max_tokens=self.max_tokens,
             temperature=self.temperature,
         )
-        turn = self._turn = Turn(self._client, request, self.history, opened, options)
+        turn = self._turn = ToolLoop(self._client, request, self.history, opened, options)
         try:
             return await turn.run(*added)
         finally:

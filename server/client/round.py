@@ -25,7 +25,7 @@ class ToolCallError(Exception):
     """A call that cannot be run: its tool is unknown, or its arguments are no JSON object."""
 
 
-class Round:
+class ToolRunner:
     def __init__(self, tools: Toolbox, on_tool_call: OnToolCall | None, on_tool_error: OnToolError | None) -> None:
         self._tools = tools
         self._on_tool_call = on_tool_call

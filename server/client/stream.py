@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
-from server.client.blocks import Blocks, PartialCall
+from server.client.blocks import DeltaReader, PartialCall
 from server.wire.records import Delta, Generation, Part
 
 
@@ -20,7 +20,7 @@ class Stream(AsyncIterator[Delta | Generation]):
         self.id = id
         self._events = events
         self._cancel = cancel
-        self._blocks = Blocks()
+        self._blocks = DeltaReader()
         self._generation: Generation | None = None
 
     async def __anext__(self) -> Delta | Generation:

@@ -11,7 +11,7 @@ from typing import Literal, TypedDict
 from server.client.answers import TransportError
 from server.client.blocks import PartialCall
 from server.client.nap import Client
-from server.client.round import OnToolCall, OnToolError, Round
+from server.client.round import OnToolCall, OnToolError, ToolRunner
 from server.client.stream import Stream
 from server.client.tools import AnyTool, Toolbox
 from server.wire.records import (
@@ -80,7 +80,7 @@ class _Reply:
     """None where the reply was cancelled."""
 
 
-class Turn:
+class ToolLoop:
     """`history` is the conversation's own list and grows as the turn goes, until it is discarded; `opened` are those of
     its messages that belong to the turn already. Raises ValueError for options that make no sense, with the history
     untouched."""
@@ -100,7 +100,7 @@ class Turn:
         self._max_rounds = options.get("max_rounds", 5)
         if self._max_rounds < 0:
             raise ValueError("max_rounds is negative")
-        self._round = Round(self._tools, options.get("on_tool_call"), options.get("on_tool_error"))
+        self._round = ToolRunner(self._tools, options.get("on_tool_call"), options.get("on_tool_error"))
         self._on_delta = options.get("on_delta")
         self._on_message = options.get("on_message")
         self._history = history

@@ -7,54 +7,54 @@ from typing import TYPE_CHECKING, Any
 
 from server.engine.messages import (
     Constraint,
-    Done,
+    EngineConfig,
     EngineError,
+    EngineRequest,
     EngineStats,
     Event,
     Failed,
-    Job,
+    Finished,
     Logprob,
     ModelInfo,
-    ModelSpec,
-    Picture,
+    RgbImage,
     Segment,
-    Stop,
-    Text,
+    StopCriteria,
+    TextChunk,
 )
 from server.engine.params import Sampling
 
 if TYPE_CHECKING:
-    from server.engine.client import Engine, Generation
+    from server.engine.client import Engine, TokenStream
     from server.engine.device import DeviceReport, Gpu, device_report
     from server.engine.vocab import Vocab
 
 __all__ = [
     "Constraint",
     "DeviceReport",
-    "Done",
     "Engine",
+    "EngineConfig",
     "EngineError",
+    "EngineRequest",
     "EngineStats",
     "Event",
     "Failed",
-    "Generation",
+    "Finished",
     "Gpu",
-    "Job",
     "Logprob",
     "ModelInfo",
-    "ModelSpec",
-    "Picture",
+    "RgbImage",
     "Sampling",
     "Segment",
-    "Stop",
-    "Text",
+    "StopCriteria",
+    "TextChunk",
+    "TokenStream",
     "Vocab",
     "device_report",
 ]
 
 _ROOMS = {
     "Engine": "client",
-    "Generation": "client",
+    "TokenStream": "client",
     "Vocab": "vocab",
     "device_report": "device",
     "DeviceReport": "device",

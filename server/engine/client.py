@@ -19,37 +19,37 @@ from pathlib import Path
 from typing import cast
 
 import server
-from server.engine.counts import Counts
+from server.engine.counts import EngineCounters
 from server.engine.memory import huge_pages
 from server.engine.messages import (
-    Done,
+    EngineConfig,
     EngineError,
+    EngineRequest,
     EngineStats,
     Event,
     Failed,
-    Job,
+    Finished,
     Logprob,
     ModelInfo,
-    ModelSpec,
-    Text,
+    TextChunk,
 )
-from server.engine.pixels import pieces, without
+from server.engine.pixels import pixel_frames, without_pixels
 from server.engine.protocol import (
-    Cancel,
+    AbortRequest,
+    AddRequest,
     Check,
     Checked,
     Crashed,
     Decoder,
     Finish,
-    Load,
+    LoadFailed,
+    LoadModel,
+    OutOfMemory,
     Ping,
     Pixels,
     Pong,
     Ready,
-    Refused,
-    Short,
-    Step,
-    Submit,
+    StepOutput,
     encode,
 )
 from server.engine.watchdog import CHECKS, Watchdog
@@ -70,10 +70,10 @@ _GRACE = 2.0
 """Seconds a worker gets to exit by itself once its socket is closed."""
 
 
-class Generation(AsyncIterator[Event]):
+class TokenStream(AsyncIterator[Event]):
     """The events of one job: `Text`…, then exactly one `Done` or `Failed`. Closing it (`aclose`) cancels the job."""
 
-    def __init__(self, job: Job, release: Callable[[Generation], None]) -> None:
+    def __init__(self, job: EngineRequest, release: Callable[[TokenStream], None]) -> None:
         self.job = job
         self._release = release
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -82,7 +82,7 @@ class Generation(AsyncIterator[Event]):
         self.begun = False
         """Whether there has been output."""
         self._logprobs: list[Logprob] = []
-        self._end: Done | Failed | None = None
+        self._end: Finished | Failed | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._finished = False
         self.timer: asyncio.TimerHandle | None = None
@@ -103,7 +103,7 @@ class Generation(AsyncIterator[Event]):
         """Of a token whose output is pushed next."""
         self._logprobs.append(logprob)
 
-    def settle(self, end: Done | Failed) -> None:
+    def settle(self, end: Finished | Failed) -> None:
         """The first end wins. Output that a cancelled or failed job has not delivered yet is dropped."""
         if self._end is None:
             self._end = end
@@ -115,16 +115,16 @@ class Generation(AsyncIterator[Event]):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def __aiter__(self) -> Generation:
+    def __aiter__(self) -> TokenStream:
         return self
 
     async def __anext__(self) -> Event:
         while not self._finished:
-            if self._bytes or isinstance(self._end, Done):
+            if self._bytes or isinstance(self._end, Finished):
                 text = self._decoder.decode(b"".join(self._bytes), final=self._end is not None)
                 self._bytes.clear()
                 if text:
-                    event = Text(text, self._tokens, tuple(self._logprobs))
+                    event = TextChunk(text, self._tokens, tuple(self._logprobs))
                     self._tokens = 0
                     self._logprobs.clear()
                     return event
@@ -188,7 +188,7 @@ class Engine:
 
     @classmethod
     async def start(
-        cls, spec: ModelSpec, *, on_exit: Callable[[], None] | None = None, worker: Sequence[str] = WORKER
+        cls, spec: EngineConfig, *, on_exit: Callable[[], None] | None = None, worker: Sequence[str] = WORKER
     ) -> Engine:
         """Load the model. `on_exit` is called whenever a worker dies unasked. `worker`: the program of the workers, as
         `WORKER` is; it speaks the same protocol. Raises EngineError."""
@@ -201,21 +201,21 @@ class Engine:
         engine._supervisor = asyncio.create_task(engine._supervise())
         return engine
 
-    def __init__(self, spec: ModelSpec, on_exit: Callable[[], None] | None, worker: Sequence[str] = WORKER) -> None:
+    def __init__(self, spec: EngineConfig, on_exit: Callable[[], None] | None, worker: Sequence[str] = WORKER) -> None:
         self.info: ModelInfo
         self._spec = spec
         self._on_exit = on_exit
         self._worker = worker
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: _Connection | None = None
-        self._answer: asyncio.Future[Ready | Refused] | None = None
+        self._answer: asyncio.Future[Ready | LoadFailed] | None = None
         self._supervisor: asyncio.Task[None] | None = None
-        self._live: dict[int, Generation] = {}
-        self._waiting: list[Job] = []
+        self._live: dict[int, TokenStream] = {}
+        self._waiting: list[EngineRequest] = []
         self._checks: dict[Check, asyncio.Future[Failed | None]] = {}
         """Not answered yet."""
         self._numbers = itertools.count(1)
-        self._outbox: deque[Job] = deque()
+        self._outbox: deque[EngineRequest] = deque()
         """Jobs whose pixels are to be sent before them."""
         self._sending: asyncio.Task[None] | None = None
         self._ready = False
@@ -228,7 +228,7 @@ class Engine:
         self._last_output = 0.0
         self._watchdog = Watchdog()
         self._heard = False
-        self.counts = Counts()
+        self.counts = EngineCounters()
 
     @property
     def alive(self) -> bool:
@@ -250,17 +250,17 @@ class Engine:
             counts.cache_read_tokens,
             counts.output_tokens,
             counts.restarts,
-            counts.forced_tokens,
+            counts.jump_forward_tokens,
             *(self._load if self._ready else (0, 0)),
         )
 
     # --- jobs
 
-    def generate(self, job: Job) -> Generation:
+    def generate(self, job: EngineRequest) -> TokenStream:
         """Accept a job. What cannot be accepted (queue full, prompt too long) ends as `Failed` at once."""
         if job.id in self._live:
             raise ValueError("a job of this id is running")
-        generation = Generation(job, self._release)
+        generation = TokenStream(job, self._release)
         refusal = self._refusal(job)
         if refusal is not None:
             generation.settle(refusal)
@@ -276,22 +276,22 @@ class Engine:
             self._waiting.append(job)
         return generation
 
-    def _refusal(self, job: Job) -> Failed | None:
+    def _refusal(self, job: EngineRequest) -> Failed | None:
         if self._closing:
             return Failed("provider-error", "the engine is closed", {"reason": "worker"})
-        if len(self._live) >= self.info.slots + self._spec.queue:
+        if len(self._live) >= self.info.slots + self._spec.max_queued:
             return Failed("quota-exceeded", "too many generations wait for this model", {"reason": "queue"})
         if len(job.tokens) >= self.info.context_length:
             return Failed("quota-exceeded", "the prompt does not fit the context", {"reason": "context"})
         if not job.tokens or min(job.tokens) < 0 or max(job.tokens) >= self.info.vocabulary:
             return Failed("provider-error", "the prompt is not made of this model's tokens")
-        if job.pictures:
+        if job.images:
             if not self.info.vision:
                 return _blind()
-            offsets = [offset for offset, _ in job.pictures]
+            offsets = [offset for offset, _ in job.images]
             if offsets != sorted(offsets) or not 0 <= offsets[0] <= offsets[-1] < len(job.tokens):
                 return Failed("provider-error", "an image stands outside of the prompt's text")
-            if any(len(each.rgb) != 3 * each.width * each.height for _, each in job.pictures):
+            if any(len(each.rgb) != 3 * each.width * each.height for _, each in job.images):
                 return Failed("provider-error", "an image has not as many pixels as it says")
         if job.max_tokens is not None and job.max_tokens < 1:
             return Failed("provider-error", "no token may be generated")
@@ -329,36 +329,36 @@ class Engine:
         if (generation := self._live.get(job_id)) is not None:
             self._end(generation, Failed("cancelled", "cancelled"))
 
-    def _release(self, generation: Generation) -> None:
+    def _release(self, generation: TokenStream) -> None:
         if self._live.get(generation.job.id) is generation:
             self._end(generation, Failed("cancelled", "closed by the consumer"))
 
-    def _end(self, generation: Generation, end: Done | Failed, *, told: bool = False) -> None:
+    def _end(self, generation: TokenStream, end: Finished | Failed, *, told: bool = False) -> None:
         """Settle a live generation. `told`: the worker knows already."""
         del self._live[generation.job.id]
         if generation.timer is not None:
             generation.timer.cancel()
         generation.settle(end)
-        if isinstance(end, Done):
+        if isinstance(end, Finished):
             counts = self.counts
             counts.finished += 1
             counts.prompt_tokens += end.prompt_tokens
             counts.cache_read_tokens += end.cache_read_tokens
             counts.cache_hits += end.cache_read_tokens > 0
-            counts.forced_tokens += end.forced_tokens
-            counts.drafted_tokens += end.drafted_tokens
-            counts.confirmed_tokens += end.confirmed_tokens
+            counts.jump_forward_tokens += end.jump_forward_tokens
+            counts.draft_tokens += end.draft_tokens
+            counts.accepted_tokens += end.accepted_tokens
         if not told and self._ready:
-            self._send(Cancel(generation.job.id))
+            self._send(AbortRequest(generation.job.id))
         elif not told:
             self._waiting = [job for job in self._waiting if job.id != generation.job.id]
 
     # --- the worker
 
-    def _submit(self, job: Job) -> None:
+    def _submit(self, job: EngineRequest) -> None:
         """Text goes at once; pixels in pieces, with room for everything else between them."""
-        if not job.pictures:
-            self._send(Submit(job))
+        if not job.images:
+            self._send(AddRequest(job))
             return
         self._outbox.append(job)
         if self._sending is None:
@@ -368,13 +368,13 @@ class Engine:
         try:
             while self._outbox:
                 job = self._outbox.popleft()
-                for piece in pieces(job):
+                for piece in pixel_frames(job):
                     if job.id not in self._live or self._connection is None:
                         break
                     self._send(piece)
                     await self._connection.writable()
                 if self._ready:
-                    self._send(Submit(without(job)) if job.id in self._live else Pixels(b""))
+                    self._send(AddRequest(without_pixels(job)) if job.id in self._live else Pixels(b""))
         finally:
             self._sending = None
 
@@ -383,7 +383,7 @@ class Engine:
         self._connection.transport.write(encode(frame))
 
     def _on_frame(self, frame: object) -> None:
-        if isinstance(frame, Step):
+        if isinstance(frame, StepOutput):
             live = self._live
             counts = self.counts
             further = 0
@@ -412,11 +412,11 @@ class Engine:
             for check, answer in self._checks.items():
                 if check.id == frame.id and not answer.done():
                     answer.set_result(frame.refusal)
-        elif isinstance(frame, Short):
+        elif isinstance(frame, OutOfMemory):
             self._short = frame.plan
         elif isinstance(frame, Crashed):
             _log.error("the worker failed: %s", frame.trace)
-        elif isinstance(frame, Ready | Refused) and self._answer is not None and not self._answer.done():
+        elif isinstance(frame, Ready | LoadFailed) and self._answer is not None and not self._answer.done():
             self._answer.set_result(frame)
 
     async def _start_worker(self) -> None:
@@ -439,7 +439,7 @@ class Engine:
             Engine._repack = not isinstance(answer, Ready)
         if answer is None:
             raise EngineError("the worker died while it loaded the model")
-        if isinstance(answer, Refused):
+        if isinstance(answer, LoadFailed):
             _log.warning("llama.cpp refused the model: %s", answer.detail)
             raise EngineError(answer.reason)
         self.info = answer.info
@@ -452,7 +452,7 @@ class Engine:
         for job in waiting:
             self._submit(job)
 
-    async def _spawn(self, *, repack: bool = True) -> Ready | Refused | None:
+    async def _spawn(self, *, repack: bool = True) -> Ready | LoadFailed | None:
         """Start a worker and wait for its first word; None where it dies before. Afterwards it runs or is gone."""
         self._short = None
         loop = asyncio.get_running_loop()
@@ -467,7 +467,7 @@ class Engine:
             ours.close()
             raise
         self._connection = connection
-        self._send(Load(self._spec, repack and Engine._repack, self._smaller))
+        self._send(LoadModel(self._spec, repack and Engine._repack, self._smaller))
         await self._first_word(connection, self._answer)
         if self._answer.done():
             answer = self._answer.result()
@@ -478,12 +478,12 @@ class Engine:
         await self._stop_worker()
         return None
 
-    async def _first_word(self, connection: _Connection, answer: asyncio.Future[Ready | Refused]) -> None:
+    async def _first_word(self, connection: _Connection, answer: asyncio.Future[Ready | LoadFailed]) -> None:
         """Returns when a new worker has said something or died. One that falls silent is killed: it is refused.
 
         How far it has come nobody knows: a model may lie on a slow disk. So it need only show that it lives.
         """
-        period = max(self._spec.patience, _STARTING) / CHECKS if self._spec.patience else None
+        period = max(self._spec.hang_timeout, _STARTING) / CHECKS if self._spec.hang_timeout else None
         silent = 0
         while not (
             await asyncio.wait((answer, connection.closed), timeout=period, return_when=asyncio.FIRST_COMPLETED)
@@ -495,7 +495,7 @@ class Engine:
                 self.counts.hangs += 1
                 assert self._process is not None
                 self._process.kill()
-                answer.set_result(Refused("the worker hung while it loaded the model", "no answer"))
+                answer.set_result(LoadFailed("the worker hung while it loaded the model", "no answer"))
                 return
             self._send(Ping())
 
@@ -534,7 +534,7 @@ class Engine:
     async def _watch(self, connection: _Connection) -> None:
         """Returns when the worker is gone; kills it where it has work and makes no progress."""
         watchdog = self._watchdog = Watchdog()
-        period = self._spec.patience / CHECKS or None
+        period = self._spec.hang_timeout / CHECKS or None
         while not (await asyncio.wait((connection.closed,), timeout=period))[0]:
             if not (self._live or self._checks):
                 watchdog.rest()

@@ -28,7 +28,7 @@ class ConstraintError(Exception):
     """The constraint cannot be kept. The text is safe to show."""
 
 
-class Guard:
+class GrammarState:
     """The constraint of one sequence. Raises ConstraintError where llama.cpp cannot read it.
 
     `active`: the grammar holds for the next token. `banned`: tokens that may not be sampled while it does: control
@@ -37,34 +37,36 @@ class Guard:
     `complete`: the grammar allows nothing more.
     """
 
-    def __init__(self, constraint: Constraint, model: llama.Model, vocab: Vocab, candidates: llama.Candidates) -> None:
-        grammar = llama.grammar(model, constraint.grammar) if constraint.grammar.strip() else None
+    def __init__(
+        self, constraint: Constraint, model: llama.LlamaModel, vocab: Vocab, candidates: llama.CandidateArray
+    ) -> None:
+        grammar = llama.grammar_sampler(model, constraint.grammar) if constraint.grammar.strip() else None
         if grammar is None:
             raise ConstraintError("llama.cpp cannot read the grammar")
         self._grammar = grammar
         self._vocab = vocab
         self._candidates = candidates
-        self._candidate = llama.Candidate()
-        self._search = Search(constraint) if constraint.markers else None
-        self._behind = self._behind_markers(constraint.markers)
+        self._candidate = llama.SingleCandidate()
+        self._search = TriggerMatcher(constraint) if constraint.triggers else None
+        self._after_trigger = self._states_after_triggers(constraint.triggers)
         self.active = self._search is None
         self.complete = False
         named = _named_tokens(constraint.grammar, vocab)
-        markers = {vocab.token_of(marker) for marker in constraint.markers}
-        self.banned = np.array(sorted((vocab.controls - named - markers) | vocab.broken), np.intp)
+        markers = {vocab.token_of(marker) for marker in constraint.triggers}
+        self.banned = np.array(sorted((vocab.controls - named - markers) | vocab.invalid_utf8), np.intp)
         self._eog = next(iter(vocab.eog), None)
-        self._probes = np.array([*vocab.beginnings, *named], np.int32)
-        self._anything = llama.Candidacy(self._probes)
+        self._probes = np.array([*vocab.first_tokens, *named], np.int32)
+        self._anything = llama.CandidateMask(self._probes)
         self._usual = np.array([vocab.byte_tokens[byte] for byte in _USUAL if byte in vocab.byte_tokens], np.int32)
 
     def allows(self, token: int) -> bool:
         return self._candidate.allowed(self._grammar, token)
 
-    def among(self, tokens: list[int] | NDArray[np.int32]) -> NDArray[np.bool_]:
+    def allowed_among(self, tokens: list[int] | NDArray[np.int32]) -> NDArray[np.bool_]:
         """Which of these tokens the grammar allows next."""
         return _allowed(self._grammar, self._candidates, tokens)
 
-    def mask(self, candidates: llama.Candidates) -> None:
+    def mask(self, candidates: llama.CandidateArray) -> None:
         """Set the logits of refused candidates to minus infinity."""
         self._grammar.apply(candidates)
 
@@ -73,13 +75,13 @@ class Guard:
         self._grammar.accept(token)
         self._look_ahead()
 
-    def forced(self, most: int, banned: Container[int] = ()) -> list[int]:
+    def jump_forward(self, most: int, banned: Container[int] = ()) -> list[int]:
         """Tokens that must come next (at most `most`, up to a banned one), which are then accepted: no need to sample.
 
         The text that has only one continuation, tokenized as the model would write it. Its last token is left to the
         model where that may write a longer one, which goes on into what is not forced.
         """
-        if most < 1 or self.complete or np.count_nonzero(self.among(self._usual)) > 1:
+        if most < 1 or self.complete or np.count_nonzero(self.allowed_among(self._usual)) > 1:
             return []
         grammar, tokens, text = self._grammar, array("i"), b""
         while True:
@@ -106,10 +108,10 @@ class Guard:
 
     def _may_be_longer(self, token: int) -> bool:
         """Whether a token that begins like this one and goes on is allowed too."""
-        longer = self._vocab.longer(token)
-        return bool(longer) and bool(self.among(longer).any())
+        longer = self._vocab.extensions_of(token)
+        return bool(longer) and bool(self.allowed_among(longer).any())
 
-    def watch(self, piece: bytes) -> int:
+    def feed_trigger(self, piece: bytes) -> int:
         """Look for a marker while the grammar is not active yet; how many bytes of the piece to keep.
 
         Where the piece completes a marker, the grammar starts with the marker's text. A piece that runs on
@@ -121,7 +123,7 @@ class Guard:
         if found is None:
             return len(piece)
         text, marker = found
-        behind = self._behind[text[:marker]]
+        behind = self._after_trigger[text[:marker]]
         if behind is None:
             raise ConstraintError("the grammar does not allow its own marker")
         rest, kept = text[marker:], 0
@@ -142,7 +144,7 @@ class Guard:
         self._look_ahead()
         return len(piece) - (len(rest) - kept)
 
-    def _behind_markers(self, markers: Sequence[str]) -> dict[bytes, llama.Sampler | None]:
+    def _states_after_triggers(self, markers: Sequence[str]) -> dict[bytes, llama.Sampler | None]:
         """The grammar behind each marker, made while the prompt is prefilled; the last takes the grammar itself."""
         return {
             marker.encode(): self._after(self._grammar.clone() if left else self._grammar, marker.encode())
@@ -168,20 +170,20 @@ class Guard:
 
 
 def _allowed(
-    grammar: llama.Sampler, candidates: llama.Candidates, tokens: list[int] | NDArray[np.int32]
+    grammar: llama.Sampler, candidates: llama.CandidateArray, tokens: list[int] | NDArray[np.int32]
 ) -> NDArray[np.bool_]:
-    candidates.select(tokens, 0.0)
+    candidates.set_some(tokens, 0.0)
     grammar.apply(candidates)
     allowed: NDArray[np.bool_] = np.isfinite(candidates.view()["logit"])
     return allowed
 
 
-class Search:
+class TriggerMatcher:
     """Finds the first marker outside thinking in a byte stream, looking at each byte a bounded number of times."""
 
     def __init__(self, constraint: Constraint) -> None:
-        self._markers = [marker.encode() for marker in constraint.markers]
-        opening, closing = constraint.thinking or ("", "")
+        self._markers = [marker.encode() for marker in constraint.triggers]
+        opening, closing = constraint.reasoning_tags or ("", "")
         self._opening, self._closing = opening.encode(), closing.encode()
         self._thinking = constraint.thinking_open and bool(closing)
         self._reach = max(map(len, (*self._markers, self._opening, self._closing))) - 1

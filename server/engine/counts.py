@@ -11,7 +11,7 @@ GAPS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 
 
 
 @dataclass(slots=True, eq=False)
-class Counts:
+class EngineCounters:
     """Counters of one engine since its start, or of several together. Tokens of prompts are those of finished jobs."""
 
     finished: int = 0
@@ -23,11 +23,11 @@ class Counts:
     """Finished jobs that found at least one token of their prompt in the cache."""
     output_tokens: int = 0
     """Of all jobs, forced ones included."""
-    forced_tokens: int = 0
+    jump_forward_tokens: int = 0
     """Output tokens of finished jobs that the constraint left no choice about."""
-    drafted_tokens: int = 0
+    draft_tokens: int = 0
     """Decoded ahead for finished jobs because their output might go on so."""
-    confirmed_tokens: int = 0
+    accepted_tokens: int = 0
     """Of these, those that it went on with."""
     restarts: int = 0
     """Attempts to start a worker again after one had died."""
@@ -36,7 +36,7 @@ class Counts:
     gaps: Histogram = field(default_factory=lambda: Histogram(GAPS))
     """Times between two outputs of the same job."""
 
-    def add(self, other: Counts) -> None:
+    def add(self, other: EngineCounters) -> None:
         for each in fields(self):
             mine, more = getattr(self, each.name), getattr(other, each.name)
             if isinstance(mine, Histogram):

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.engine import llama
-from server.engine.plan import Plan
+from server.engine.plan import MemoryPlan
 from server.engine.scheduler import common_prefix
-from server.engine.speculation import MOST, Asked, extend
+from server.engine.speculation import MAX_DRAFT_TOKENS, DraftRequest, append_if_confident
 from server.engine.vocab import Vocab
 
 _COPIED = 64
@@ -31,25 +31,25 @@ _OTHERS = 128
 class _Held:
     """What the KV cache holds in a slot, and of whose sequence."""
 
-    scope: str = ""
+    cache_salt: str = ""
     tokens: array[int] = field(default_factory=lambda: array("i"))
 
-    def common(self, asked: Asked) -> int:
-        return common_prefix(self.tokens, asked.tokens) if self.scope == asked.scope else 0
+    def common(self, asked: DraftRequest) -> int:
+        return common_prefix(self.tokens, asked.tokens) if self.cache_salt == asked.cache_salt else 0
 
 
-Feed = list[tuple[Asked, "array[int]"]]
+Feed = list[tuple[DraftRequest, "array[int]"]]
 """Sequences, and what is to be decoded of each next."""
 
 
-class Drafter:
+class ModelDrafter:
     """Greedy drafts of a model of its own, for all sequences together."""
 
-    def __init__(self, path: str, target: Vocab, plan: Plan, *, threads: int, repack: bool = True) -> None:
+    def __init__(self, path: str, target: Vocab, plan: MemoryPlan, *, threads: int, repack: bool = True) -> None:
         """To draft for a model of this vocabulary that is loaded by a plan. Raises LoadError, also where this one
         cannot."""
         on_gpu = plan.gpu_layers > 0
-        self._model = llama.Model(path, gpu_layers=-1 if on_gpu else 0, repack=repack)
+        self._model = llama.LlamaModel(path, gpu_layers=-1 if on_gpu else 0, repack=repack)
         try:
             if not self._model.decoder or self._model.recurrent:  # what was not confirmed has to be cut off again
                 raise llama.LoadError("the draft model is of a kind that cannot draft")
@@ -75,32 +75,32 @@ class Drafter:
         """From the next draft on."""
         self._context.use_threads(count)
 
-    def propose(self, asked: Sequence[Asked], most: int) -> dict[int, array[int]]:
+    def propose(self, asked: Sequence[DraftRequest], most: int) -> dict[int, array[int]]:
         """By job, up to so many tokens of each; nothing for those that this model has yet to catch up with."""
         asked = [each for each in asked if not each.images]
         if not asked or len(asked) >= self._crowd:
             return {}
-        most = min(most, MOST // len(asked))
-        drafts = {each.job: array("i") for each in asked}
+        most = min(most, MAX_DRAFT_TOKENS // len(asked))
+        drafts = {each.request_id: array("i") for each in asked}
         feed = self._lacking(asked) if most else []
         while feed:
-            due = [each for each, tokens in feed if self._whole(each, tokens, drafts[each.job])]
+            due = [each for each, tokens in feed if self._whole(each, tokens, drafts[each.request_id])]
             logits = self._decode(feed, due)
             if logits is None:
                 self._shrink(asked)
                 return {}
             feed = []
             for each, row in zip(due, logits, strict=True):
-                draft = drafts[each.job]
-                if extend(draft, row, self._ends, min(most, each.room)):
+                draft = drafts[each.request_id]
+                if append_if_confident(draft, row, self._ends, min(most, each.room)):
                     feed.append((each, draft[-1:]))
         return {job: draft for job, draft in drafts.items() if draft}
 
-    def _whole(self, asked: Asked, tokens: array[int], draft: array[int]) -> bool:
+    def _whole(self, asked: DraftRequest, tokens: array[int], draft: array[int]) -> bool:
         """Whether these are the last that are known of the sequence."""
         return len(self._held[asked.slot].tokens) + len(tokens) == len(asked.tokens) + len(draft)
 
-    def _lacking(self, asked: list[Asked]) -> Feed:
+    def _lacking(self, asked: list[DraftRequest]) -> Feed:
         """What has to be decoded before anything can be drafted, as far as it fits one step: the shortest first."""
         for each in asked:
             self._find(each)
@@ -115,21 +115,21 @@ class Drafter:
                 feed.append((each, each.tokens[past : past + count]))
         return feed
 
-    def _find(self, asked: Asked) -> None:
+    def _find(self, asked: DraftRequest) -> None:
         """Leave in a slot what it holds of its sequence, or give it what another slot holds."""
         held, last = self._held[asked.slot], len(asked.tokens) - 1
         keep = min(held.common(asked), last)
         other = max(self._held, key=lambda each: each.common(asked))
         if (count := min(other.common(asked), last)) >= keep + _COPIED:
-            copied = self._context.copy(self._held.index(other), asked.slot, count)
+            copied = self._context.seq_cp(self._held.index(other), asked.slot, count)
             keep = count if copied else 0
-        elif len(held.tokens) > keep and not self._context.remove(asked.slot, keep):
+        elif len(held.tokens) > keep and not self._context.seq_rm(asked.slot, keep):
             keep = 0
         if not keep:
-            self._context.remove(asked.slot)
-        held.scope, held.tokens = asked.scope, asked.tokens[:keep]
+            self._context.seq_rm(asked.slot)
+        held.cache_salt, held.tokens = asked.cache_salt, asked.tokens[:keep]
 
-    def _decode(self, feed: Feed, due: list[Asked]) -> NDArray[np.float32] | None:
+    def _decode(self, feed: Feed, due: list[DraftRequest]) -> NDArray[np.float32] | None:
         """A row of logits for each that is due; None where the cache is full."""
         batch, at = self._batch, 0
         for each, tokens in feed:
@@ -144,13 +144,13 @@ class Drafter:
             self._held[each.slot].tokens.extend(tokens)
         return self._context.logits(len(due))
 
-    def _shrink(self, asked: list[Asked]) -> None:
+    def _shrink(self, asked: list[DraftRequest]) -> None:
         """The cache is full: forget all; where nothing was held for others, there are too many at once."""
         slots = {each.slot for each in asked}
         if not any(held.tokens for slot, held in enumerate(self._held) if slot not in slots):
             self._crowd = len(asked)
         for slot, held in enumerate(self._held):
-            self._context.remove(slot)
+            self._context.seq_rm(slot)
             held.tokens = held.tokens[:0]
 
 

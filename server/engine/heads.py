@@ -12,45 +12,45 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from server.engine.scheduler import FEW, common_prefix
+from server.engine.scheduler import MIN_PREFIX, common_prefix
 
-KEPT = 256 * 2**20
+MAX_BYTES = 256 * 2**20
 """Bytes of heads kept."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Head:
+class PrefixEntry:
     """`tokens` as the KV cache holds them, in `state`; for jobs of `scope`."""
 
-    scope: str
+    cache_salt: str
     tokens: array[int]
     state: NDArray[np.uint8]
 
 
-class Heads:
+class PrefixCache:
     """The heads used last, in at most `room` bytes."""
 
-    def __init__(self, room: int = KEPT) -> None:
+    def __init__(self, room: int = MAX_BYTES) -> None:
         self._room = room
-        self._heads: list[Head] = []
+        self._entries: list[PrefixEntry] = []
 
-    def find(self, scope: str, tokens: array[int]) -> Head | None:
+    def match(self, scope: str, tokens: array[int]) -> PrefixEntry | None:
         """The longest head of this scope that the tokens begin with and go on behind."""
         found = None
-        for head in self._heads:
+        for head in self._entries:
             count = len(head.tokens)
             longer = count < len(tokens) and (found is None or count > len(found.tokens))
-            if longer and head.scope == scope and common_prefix(head.tokens, tokens) == count:
+            if longer and head.cache_salt == scope and common_prefix(head.tokens, tokens) == count:
                 found = head
         if found is not None:
-            self._heads.remove(found)
-            self._heads.append(found)
+            self._entries.remove(found)
+            self._entries.append(found)
         return found
 
-    def keep(self, head: Head) -> None:
+    def insert(self, head: PrefixEntry) -> None:
         """Keep a head, in place of those longest unused. One that would take most of the room is not worth it."""
-        if 2 * head.state.size > self._room or len(head.tokens) < FEW:
+        if 2 * head.state.size > self._room or len(head.tokens) < MIN_PREFIX:
             return
-        self._heads.append(head)
-        while sum(each.state.size for each in self._heads) > self._room:
-            del self._heads[0]
+        self._entries.append(head)
+        while sum(each.state.size for each in self._entries) > self._room:
+            del self._entries[0]

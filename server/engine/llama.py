@@ -149,7 +149,7 @@ class _Placed(ctypes.Structure):
     _fields_ = (("pattern", ctypes.c_char_p), ("memory", ctypes.c_void_p))
 
 
-class Model:
+class LlamaModel:
     """A GGUF file: its vocabulary, its metadata and, unless `vocab_only`, its weights."""
 
     def __init__(
@@ -335,7 +335,7 @@ class Context:
 
     def __init__(
         self,
-        model: Model,
+        model: LlamaModel,
         *,
         cells: int,
         sequences: int,
@@ -454,10 +454,10 @@ class Context:
         """
         counts = Counter(decoded)
         together = len(set(counts.values())) == 1 and len(decoded) <= self._batch
-        self._fresh = dict(counts) if together and self.takes_back(counts.keys()) else {}
+        self._fresh = dict(counts) if together and self.can_rollback(counts.keys()) else {}
         self._cut -= counts.keys()
 
-    def takes_back(self, sequences: Collection[int]) -> bool:
+    def can_rollback(self, sequences: Collection[int]) -> bool:
         """Whether of a running state tokens can be removed again that these sequences decode together, each as many."""
         return not self._split or max(sequences) - min(sequences) == len(sequences) - 1
 
@@ -484,7 +484,7 @@ class Context:
         buffer = (ctypes.c_float * (rows * self._hidden_width)).from_address(_get_hidden(self._address))
         return np.ctypeslib.as_array(buffer).reshape(rows, self._hidden_width)
 
-    def remove(self, sequence: int, start: int = -1, end: int = -1) -> bool:
+    def seq_rm(self, sequence: int, start: int = -1, end: int = -1) -> bool:
         """Forget positions start ≤ p < end of a sequence; False where its memory cannot be cut there."""
         if self._state is not None and self._state[0] == sequence:
             self._state = None
@@ -494,28 +494,28 @@ class Context:
             self._cut.add(sequence)
         return bool(C.llama_memory_seq_rm(self._memory, sequence, start, end))
 
-    def copy(self, source: int, target: int, count: int) -> bool:
+    def seq_cp(self, source: int, target: int, count: int) -> bool:
         """Give a sequence the first `count` positions of another, in place of all it held; False where that failed.
 
         In a pool they share cells. Split, the cells go through a buffer: llama.cpp's own copy would move all that are
         set aside for a sequence, used or not. So does a state that was cut: its copy would not be.
         """
         if not self._split and source not in self._cut:
-            self.remove(target)
+            self.seq_rm(target)
             C.llama_memory_seq_cp(self._memory, source, target, 0, count)
             return True
-        return self.write(target, self.read(source), count)
+        return self.load_state(target, self.save_state(source), count)
 
-    def write(self, target: int, state: NDArray[np.uint8], count: int) -> bool:
+    def load_state(self, target: int, state: NDArray[np.uint8], count: int) -> bool:
         """Give a sequence the first `count` positions of a state that was read, in place of all it held."""
-        self.remove(target)
+        self.seq_rm(target)
         data = state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-        if state.size and C.llama_state_seq_set_data(self._p, data, state.size, target) and self.remove(target, count):
+        if state.size and C.llama_state_seq_set_data(self._p, data, state.size, target) and self.seq_rm(target, count):
             return True
-        self.remove(target)
+        self.seq_rm(target)
         return False
 
-    def read(self, sequence: int) -> NDArray[np.uint8]:
+    def save_state(self, sequence: int) -> NDArray[np.uint8]:
         """What a sequence holds, read once for all who copy it before the next step; empty where that failed."""
         if self._state is None or self._state[0] != sequence:
             size = C.llama_state_seq_get_size(self._p, sequence)
@@ -536,7 +536,7 @@ candidate = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)
 """`llama_token_data`."""
 
 
-class Candidates:
+class CandidateArray:
     """A `llama_token_data_array` over a buffer of its own, for samplers to work on."""
 
     def __init__(self, size: int) -> None:
@@ -547,13 +547,13 @@ class Candidates:
         self._pointer = type(self._array.data)
         self.address = ctypes.addressof(self._array)
 
-    def fill(self, logits: NDArray[np.float32]) -> None:
+    def set_all(self, logits: NDArray[np.float32]) -> None:
         """The whole vocabulary."""
         self.data["id"] = self._ids
         self.data["logit"] = logits
         self._reset(len(logits))
 
-    def select(self, ids: Sequence[int] | NDArray[np.int32], logits: Any) -> None:
+    def set_some(self, ids: Sequence[int] | NDArray[np.int32], logits: Any) -> None:
         """Some tokens, in the order given."""
         count = len(ids)
         self.data["id"][:count] = ids
@@ -589,7 +589,7 @@ class Sampler:
             C.llama_sampler_free(self._p)
             self._p = None
 
-    def apply(self, candidates: Candidates) -> None:
+    def apply(self, candidates: CandidateArray) -> None:
         _sampler_apply(self._address, candidates.address)
 
     def accept(self, token: int) -> None:
@@ -603,7 +603,7 @@ class Sampler:
         return int(_sampler_sample(self._address, context._address, row))
 
 
-class Candidate:
+class SingleCandidate:
     """One token to ask a grammar about: what `Candidates` would say of it, for a fifth of their time."""
 
     def __init__(self) -> None:
@@ -618,7 +618,7 @@ class Candidate:
         return bool(self._data.logit == 0.0)
 
 
-class Candidacy:
+class CandidateMask:
     """Some tokens, asked about again and again: without numpy, whose code is cold where this is."""
 
     def __init__(self, tokens: NDArray[np.int32]) -> None:
@@ -640,7 +640,7 @@ class Candidacy:
         return self._buffer.raw != self._refused
 
 
-def chain(*samplers: Any) -> Sampler:
+def sampler_chain(*samplers: Any) -> Sampler:
     """A chain that owns the samplers, applied in order."""
     pointer = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
     for sampler in samplers:
@@ -648,7 +648,7 @@ def chain(*samplers: Any) -> Sampler:
     return Sampler(pointer)
 
 
-def grammar(model: Model, text: str) -> Sampler | None:
+def grammar_sampler(model: LlamaModel, text: str) -> Sampler | None:
     """A grammar (GBNF, root rule `root`) as a sampler; None where llama.cpp cannot read it."""
     vocab = ctypes.cast(model._vocab, C.llama_vocab_p_ctypes)
     pointer = C.llama_sampler_init_grammar(vocab, text.encode(), b"root")

@@ -29,13 +29,13 @@ class Constraint:
     """
 
     grammar: str
-    markers: tuple[str, ...] = ()
-    thinking: tuple[str, str] | None = None
+    triggers: tuple[str, ...] = ()
+    reasoning_tags: tuple[str, str] | None = None
     thinking_open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class RgbImage:
     """A decoded image: `rgb` holds `width` × `height` pixels of three bytes, row by row from the top left.
 
     `digest` stands for the content wherever images are compared or kept: equal digests must mean equal pixels and size
@@ -48,7 +48,7 @@ class Picture:
     digest: str
 
     @classmethod
-    def of(cls, width: int, height: int, rgb: bytes) -> Picture:
+    def of(cls, width: int, height: int, rgb: bytes) -> RgbImage:
         """A picture with the digest of its content. Raises ValueError where size and pixels do not agree."""
         if width < 1 or height < 1 or len(rgb) != 3 * width * height:
             raise ValueError("rgb must hold three bytes for each pixel")
@@ -56,7 +56,7 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopCriteria:
     """Texts that end an output where its answer holds one of them. What begins with it is not part of the output.
 
     Thinking and calls are no answer: `thinking` is what they stand between, `calls` are markers from which on nothing
@@ -64,16 +64,16 @@ class Stop:
     `lead`: what of the prompt's end belongs to the output.
     """
 
-    texts: tuple[str, ...]
-    thinking: tuple[str, str] | None = None
+    strings: tuple[str, ...]
+    reasoning_tags: tuple[str, str] | None = None
     calls: tuple[str, ...] = ()
     anchored: tuple[str, ...] = ()
-    skip: tuple[str, ...] = ()
-    lead: str = ""
+    ignored_markers: tuple[str, ...] = ()
+    prompt_opening: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class EngineRequest:
     """One sequence to generate. `tokens` is the whole prompt's text; `scope` bounds which jobs may share its cache.
 
     `pictures` stand in the prompt: each with the offset in `tokens` before which it stands, in ascending order (equal
@@ -86,13 +86,13 @@ class Job:
     id: int
     tokens: array[int]
     sampling: Sampling
-    scope: str
+    cache_salt: str
     deadline: float
     max_tokens: int | None = None
     constraint: Constraint | None = None
-    banned: tuple[int, ...] = ()
-    pictures: tuple[tuple[int, Picture], ...] = ()
-    stop: Stop | None = None
+    suppress_tokens: tuple[int, ...] = ()
+    images: tuple[tuple[int, RgbImage], ...] = ()
+    stop: StopCriteria | None = None
     logprobs: int | None = None
     """How many of the likeliest tokens to tell with each token, 0 for the chosen one's own log probability alone."""
 
@@ -106,7 +106,7 @@ class Logprob(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextChunk:
     """Text that is certain: whole characters only. `tokens` counts the tokens behind it, `logprobs` holds one entry
     for each where the job asks."""
 
@@ -116,14 +116,14 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class Finished:
     """The generation ended by itself. `prompt_tokens` and `cache_read_tokens` count those of images too."""
 
-    finish: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length"]
     prompt_tokens: int
     output_tokens: int
     cache_read_tokens: int
-    forced_tokens: int = 0
+    jump_forward_tokens: int = 0
     """Output tokens the constraint left no choice about: appended, not sampled."""
     tokens: array[int] = field(default_factory=lambda: array("i"), repr=False)
     """The output itself, without the token that ended it: behind the prompt it is what the sequence held."""
@@ -132,9 +132,9 @@ class Done:
     those before it. Behind a stop sequence there are more characters than were sent."""
     stopped: bool = False
     """One of the job's stop sequences ended it: `finish` is "stop" and the text is cut before that."""
-    drafted_tokens: int = 0
+    draft_tokens: int = 0
     """Tokens decoded ahead because the output might go on so."""
-    confirmed_tokens: int = 0
+    accepted_tokens: int = 0
     """Of these, those that it went on with."""
 
 
@@ -154,7 +154,7 @@ class Failed:
     extra: dict[str, str] = field(default_factory=dict)
 
 
-Event = Text | Done | Failed
+Event = TextChunk | Finished | Failed
 
 
 PREFILL_SLOWDOWN = 3.5
@@ -163,7 +163,7 @@ to 1.7 times what they were and made a long prompt take 3.6 times as long."""
 
 
 @dataclass(frozen=True, slots=True)
-class ModelSpec:
+class EngineConfig:
     """How a worker loads its model. Zero means: what the model was trained for, or what the machine suggests."""
 
     path: str
@@ -184,12 +184,12 @@ class ModelSpec:
     """How much longer a step of running answers may take while prompts are prefilled beside them."""
     speculation: bool = True
     """Draft what an output may copy from what came before; switched off by itself where that does not pay."""
-    draft: str | None = None
+    draft_model_path: str | None = None
     """Path of the GGUF of a smaller model of the same vocabulary, which drafts too."""
-    queue: int = 64
-    projector: str | None = None
+    max_queued: int = 64
+    mmproj_path: str | None = None
     """Path of the GGUF that turns images into the model's embeddings (llama.cpp's "mmproj"). None: text only."""
-    patience: float = 60.0
+    hang_timeout: float = 60.0
     """Seconds without progress after which a worker that has work counts as hung; 0: never."""
 
 
@@ -205,7 +205,7 @@ class ModelInfo:
     backends: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     """What is less than the model has, for want of memory."""
-    crowded: bool = False
+    gpu_contended: bool = False
     """Whether GPUs that held nothing else would have taken more of it."""
     vision: bool = False
     """Whether the projector takes images; one for sound alone does not."""
@@ -232,7 +232,7 @@ class EngineStats:
     cache_read_tokens: int
     output_tokens: int
     restarts: int
-    forced_tokens: int = 0
+    jump_forward_tokens: int = 0
     """Output tokens of finished jobs that the constraint left no choice about."""
     worker_active: int = 0
     """Sequences in the worker's batch by its own account: ones cancelled a moment ago may be among them."""

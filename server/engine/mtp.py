@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.engine import llama
-from server.engine.plan import Plan
-from server.engine.speculation import MOST, Asked, extend
+from server.engine.plan import MemoryPlan
+from server.engine.speculation import MAX_DRAFT_TOKENS, DraftRequest, append_if_confident
 
 Rows = NDArray[np.float32]
 Tokens = NDArray[np.int32] | Sequence[int]
 
 
-class Mtp:
+class MtpDrafter:
     """Greedy drafts for all sequences together.
 
     What the model decodes is noted (`observe`), and decoded here when a draft is wanted or as much is noted as fits a
@@ -29,7 +29,7 @@ class Mtp:
     was cut before it, and so is this one.
     """
 
-    def __init__(self, model: llama.Model, eog: frozenset[int], plan: Plan, *, threads: int) -> None:
+    def __init__(self, model: llama.LlamaModel, eog: frozenset[int], plan: MemoryPlan, *, threads: int) -> None:
         """For a model that was loaded by a plan, with the layer, and whose context shows hidden states; and the tokens
         that end its generations. Raises LoadError."""
         self._context = llama.Context(model, batch=plan.batch, threads=threads, hidden=True, mtp=True, **plan.layout)
@@ -60,7 +60,7 @@ class Mtp:
             self._seek(slot, place)
             before = np.concatenate([self._before(slot, place), hidden[start : end - 1]])
             self._note(slot, place, batch.token[start:end], before)
-            kept = max(start, end - MOST - 1)  # behind one of these is the last that is confirmed
+            kept = max(start, end - MAX_DRAFT_TOKENS - 1)  # behind one of these is the last that is confirmed
             self._states[slot] = place + kept - start, hidden[kept:end].copy()
 
     def forget(self, slot: int) -> None:
@@ -73,7 +73,7 @@ class Mtp:
         self.forget(target)
         self._flush()
         count = min(count, self._ends[source])
-        if 0 <= self._context.first_position(source) < count and self._context.copy(source, target, count):
+        if 0 <= self._context.first_position(source) < count and self._context.seq_cp(source, target, count):
             self._ends[target], self._states[target] = count, self._states[source]
 
     def _seek(self, slot: int, place: int) -> None:
@@ -91,7 +91,7 @@ class Mtp:
         if self._count < count:
             for values in (noted.token, noted.position, noted.sequence, noted.hidden):
                 values[: self._count] = values[:count][keep]
-        self._context.remove(slot, place)
+        self._context.seq_rm(slot, place)
         self._ends[slot] = place
 
     def _before(self, slot: int, place: int) -> Rows:
@@ -131,22 +131,22 @@ class Mtp:
 
     # --- drafts
 
-    def propose(self, asked: Sequence[Asked], most: int) -> dict[int, array[int]]:
+    def propose(self, asked: Sequence[DraftRequest], most: int) -> dict[int, array[int]]:
         """By job, up to so many tokens of each; nothing for sequences that it has not followed to their last token."""
         asked = [each for each in asked if not each.images and self._follows(each)]
-        most = min(most, MOST // max(1, len(asked)))
+        most = min(most, MAX_DRAFT_TOKENS // max(1, len(asked)))
         if not most:
             return {}
         for each in asked:
             self._seek(each.slot, len(each.tokens) - 1)
         if self._count + len(asked) > self._noted.size:
             self._flush()
-        drafts = {each.job: array("i") for each in asked}
+        drafts = {each.request_id: array("i") for each in asked}
         feed = [(each, self._before(each.slot, len(each.tokens) - 1)) for each in asked]
         batch, at = self._noted, self._count
         while feed:
             for row, (each, state) in enumerate(feed, at):
-                draft = drafts[each.job]
+                draft = drafts[each.request_id]
                 place = len(each.tokens) - 1 + len(draft)
                 self._add(batch, row, each.slot, place, draft[-1:] or each.tokens[-1:], state)
                 batch.output[row] = 1
@@ -159,12 +159,12 @@ class Mtp:
             feed = [
                 (each, hidden[row : row + 1])
                 for row, (each, _) in enumerate(feed)
-                if extend(drafts[each.job], logits[row], self._eog, min(most, each.room))
+                if append_if_confident(drafts[each.request_id], logits[row], self._eog, min(most, each.room))
             ]
             batch, at = self._step, 0
         return {job: draft for job, draft in drafts.items() if draft}
 
-    def _follows(self, asked: Asked) -> bool:
+    def _follows(self, asked: DraftRequest) -> bool:
         place = len(asked.tokens) - 1
         first, states = self._states[asked.slot]
         return place <= self._ends[asked.slot] and first < place <= first + len(states)

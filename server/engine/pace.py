@@ -12,7 +12,7 @@ _PAIR = 0.8
 """Of the chunk, what a step with an image and the next one take together: the former has a cost of its own beside."""
 
 
-class Pace:
+class PrefillBudget:
     """The chunk that slows running answers down by no more than `slowdown`.
 
     Steps that decode alone give the pace of the answers, those that also prefill what a prompt token costs beside them;
@@ -27,23 +27,23 @@ class Pace:
         self._chunk = float(max(_LEAST, most // 2))
 
     @property
-    def chunk(self) -> int:
+    def tokens(self) -> int:
         """Prompt tokens of the next step that also decodes."""
         return min(self._most, int(self._chunk))
 
     @property
-    def pair(self) -> int:
+    def image_tokens(self) -> int:
         """Tokens of an image's step and the prompts' in the next one, for both of which running answers wait."""
-        return max(1, int(_PAIR * self.chunk))
+        return max(1, int(_PAIR * self.tokens))
 
-    def note(self, decoding: int, prefilling: int, seconds: float) -> None:
+    def observe(self, decoding: int, prefilling: int, seconds: float) -> None:
         """Note a step of so many decoding sequences and prompt tokens."""
         if not decoding:
             return
         alone = self._alone.get(decoding)
         if not prefilling:
             self._alone[decoding] = _averaged(alone, seconds)
-        elif alone and prefilling * 2 > self.chunk:  # a step with little to prefill tells nothing of a full one
+        elif alone and prefilling * 2 > self.tokens:  # a step with little to prefill tells nothing of a full one
             self._cost = _averaged(self._cost, max(1e-6, (seconds - alone) / prefilling))
             chunk = (self._slowdown - 1) * alone / self._cost
             self._chunk = min(max(chunk, float(_LEAST)), float(self._most))

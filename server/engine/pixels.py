@@ -9,26 +9,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from server.engine.messages import Job, Picture
+from server.engine.messages import EngineRequest, RgbImage
 from server.engine.protocol import Pixels
 
 PIECE = 1 << 18
 """Bytes in one frame."""
 
 
-def pieces(job: Job) -> Iterator[Pixels]:
+def pixel_frames(job: EngineRequest) -> Iterator[Pixels]:
     """The pixels of a job's pictures, one after the other."""
-    for _, picture in job.pictures:
+    for _, picture in job.images:
         for start in range(0, len(picture.rgb), PIECE):
             yield Pixels(picture.rgb[start : start + PIECE])
 
 
-def without(job: Job) -> Job:
+def without_pixels(job: EngineRequest) -> EngineRequest:
     """The job as it is submitted behind its pixels."""
-    return replace(job, pictures=tuple((offset, replace(picture, rgb=b"")) for offset, picture in job.pictures))
+    return replace(job, images=tuple((offset, replace(picture, rgb=b"")) for offset, picture in job.images))
 
 
-class Arriving:
+class PixelReceiver:
     """The worker's end: pixels that have come and belong to no job yet."""
 
     def __init__(self) -> None:
@@ -41,14 +41,14 @@ class Arriving:
         else:
             self._pixels = bytearray()
 
-    def fill(self, job: Job) -> Job:
+    def fill(self, job: EngineRequest) -> EngineRequest:
         """The job with its pixels."""
-        pictures: list[tuple[int, Picture]] = []
+        pictures: list[tuple[int, RgbImage]] = []
         start = 0
         with memoryview(self._pixels) as pixels:
-            for offset, picture in job.pictures:
+            for offset, picture in job.images:
                 end = start + 3 * picture.width * picture.height
                 pictures.append((offset, replace(picture, rgb=bytes(pixels[start:end]))))
                 start = end
         self._pixels = bytearray()
-        return replace(job, pictures=tuple(pictures))
+        return replace(job, images=tuple(pictures))

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from server.engine.llama import LoadError, Model, add_logger, bindings
-from server.engine.messages import Picture
+from server.engine.llama import LlamaModel, LoadError, add_logger, bindings
+from server.engine.messages import RgbImage
 
 _SIZES = (1, 1), (64, 64), (448, 448), (2048, 2048), (4096, 4096), (4096, 256), (256, 4096)
 """Images, in pixels, whose tokens show how many any image takes."""
@@ -28,7 +28,7 @@ class ProjectorError(Exception):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Patch:
+class ImageChunk:
     """What stands in a prompt for an image, or a slice of it: `tokens` embeddings, after which the position has moved
     on by `advance` (the same number, except with M-RoPE)."""
 
@@ -42,7 +42,7 @@ class Patch:
         return self._start + np.int32(first) * self._slope
 
 
-Part = array | Patch  # type: ignore[type-arg]
+Chunk = array | ImageChunk  # type: ignore[type-arg]
 
 
 class Projector:
@@ -54,7 +54,7 @@ class Projector:
     """
 
     @classmethod
-    def load(cls, path: str, model: Model, *, threads: int, gpu: bool, room: int = 0) -> Projector | None:
+    def load(cls, path: str, model: LlamaModel, *, threads: int, gpu: bool, room: int = 0) -> Projector | None:
         """None where the projector takes no images (but sound, for instance). Raises LoadError.
 
         Where large images would take more than `room` tokens they are scaled down to that, if the projector can.
@@ -76,7 +76,7 @@ class Projector:
             smaller.close()
         return cls(path, model, threads=threads, gpu=gpu)
 
-    def __init__(self, path: str, model: Model, *, threads: int, gpu: bool, room: int = 0) -> None:
+    def __init__(self, path: str, model: LlamaModel, *, threads: int, gpu: bool, room: int = 0) -> None:
         m = _mtmd()
         params = m.mtmd_context_params_default()
         if room:
@@ -95,8 +95,8 @@ class Projector:
         self._mrope = bool(m.mtmd_decode_use_mrope(self._p))
         layouts = [self.layout(*size) for size in _SIZES]
         self.largest = max(map(_longest, layouts))
-        self.most = max(sum(part.tokens for part in parts if isinstance(part, Patch)) for parts in layouts)
-        if any(token < 0 for parts in layouts for part in parts if not isinstance(part, Patch) for token in part):
+        self.most = max(sum(part.tokens for part in parts if isinstance(part, ImageChunk)) for parts in layouts)
+        if any(token < 0 for parts in layouts for part in parts if not isinstance(part, ImageChunk) for token in part):
             raise LoadError("the projector needs tokens that the model does not have")
         if not self._stands_alone():
             raise LoadError("the projector's images depend on what stands before them, which is not supported")
@@ -106,7 +106,7 @@ class Projector:
             self._m.mtmd_free(self._p)
             self._p = None
 
-    def layout(self, width: int, height: int) -> list[Part]:
+    def layout(self, width: int, height: int) -> list[Chunk]:
         """What stands for an image of so many pixels: text tokens of the model's own around and between patches.
 
         Quick: nothing is computed from pixels. Raises ProjectorError.
@@ -118,7 +118,7 @@ class Projector:
         finally:
             self._m.mtmd_bitmap_free(bitmap)
 
-    def encode(self, picture: Picture) -> list[NDArray[np.float32]]:
+    def encode(self, picture: RgbImage) -> list[NDArray[np.float32]]:
         """The embeddings of each of the picture's patches, [tokens, width]. Takes long and cannot be interrupted.
 
         Raises ProjectorError. One call at a time; `layout` may be called meanwhile.
@@ -151,14 +151,14 @@ class Projector:
     def _is_text(self, chunk: Any) -> bool:
         return bool(self._m.mtmd_input_chunk_get_type(chunk) == self._m.MTMD_INPUT_CHUNK_TYPE_TEXT)
 
-    def _part(self, chunk: Any) -> Part:
+    def _part(self, chunk: Any) -> Chunk:
         m = self._m
         count = m.mtmd_input_chunk_get_n_tokens(chunk)
         if self._is_text(chunk):
             tokens = m.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(ctypes.c_size_t()))
             return array("i", tokens[:count])
         start = self._positions(chunk, count, 0)
-        return Patch(count, m.mtmd_input_chunk_get_n_pos(chunk), start, self._positions(chunk, count, 1) - start)
+        return ImageChunk(count, m.mtmd_input_chunk_get_n_pos(chunk), start, self._positions(chunk, count, 1) - start)
 
     def _positions(self, chunk: Any, count: int, first: int) -> NDArray[np.int32]:
         """Sections in the order in which llama.cpp's batches hold them: time, row, column, and one unused."""
@@ -189,11 +189,11 @@ class Projector:
             self._m.mtmd_bitmap_free(two)
         return behind[-2 * len(alone) :] == 2 * alone
 
-    def _flat(self, parts: list[Part]) -> list[Any]:
+    def _flat(self, parts: list[Chunk]) -> list[Any]:
         return [
             each
             for part in parts
-            for each in ([part.positions(5).tobytes()] if isinstance(part, Patch) else part.tolist())
+            for each in ([part.positions(5).tobytes()] if isinstance(part, ImageChunk) else part.tolist())
         ]
 
 
@@ -211,8 +211,8 @@ class _Chunks:
         self._m.mtmd_input_chunks_free(self._pointer)
 
 
-def _longest(parts: list[Part]) -> int:
-    return max((part.tokens for part in parts if isinstance(part, Patch)), default=0)
+def _longest(parts: list[Chunk]) -> int:
+    return max((part.tokens for part in parts if isinstance(part, ImageChunk)), default=0)
 
 
 @cache

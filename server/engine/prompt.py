@@ -13,60 +13,60 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from server.engine.messages import Job, Picture
-from server.engine.projector import Part, Patch
+from server.engine.messages import EngineRequest, RgbImage
+from server.engine.projector import Chunk, ImageChunk
 
 _REMEMBERED = 4096
 """Pictures whose numbers are known. One forgotten and seen again gets others: nothing cached is found, nothing is
 wrong."""
 
 
-class LaysOut(Protocol):
-    def layout(self, width: int, height: int) -> list[Part]: ...
+class ImageModel(Protocol):
+    def layout(self, width: int, height: int) -> list[Chunk]: ...
 
 
 @dataclass(slots=True, eq=False)
-class Image:
+class ImageSpan:
     """The tokens `start` ≤ i < `end` of one sequence: a picture, or its `index`-th patch. `embeddings` are there from
     when they are known until they are in the KV cache."""
 
     start: int
     end: int
-    picture: Picture
+    image: RgbImage
     index: int
-    patch: Patch
+    chunk: ImageChunk
     embeddings: NDArray[np.float32] | None = field(default=None, repr=False)
 
     @property
-    def lag(self) -> int:
+    def mrope_offset(self) -> int:
         """How many positions fewer than tokens it takes."""
-        return self.end - self.start - self.patch.advance
+        return self.end - self.start - self.chunk.advance
 
 
-class Layouts:
+class PlaceholderExpander:
     """Lays prompts out, always the same picture the same way."""
 
-    def __init__(self, projector: LaysOut) -> None:
+    def __init__(self, projector: ImageModel) -> None:
         self._projector = projector
         self._numbers: dict[str, int] = {}
         self._next = -1
 
-    def lay_out(self, job: Job) -> tuple[array[int], tuple[Image, ...]]:
+    def expand(self, job: EngineRequest) -> tuple[array[int], tuple[ImageSpan, ...]]:
         """The prompt's tokens with those of its pictures. Raises ProjectorError."""
         tokens: array[int] = array("i")
-        images: list[Image] = []
+        images: list[ImageSpan] = []
         done = 0
-        for offset, picture in job.pictures:
+        for offset, picture in job.images:
             tokens += job.tokens[done:offset]
             done = offset
             parts = self._projector.layout(picture.width, picture.height)
-            number = self._number(picture.digest, sum(isinstance(part, Patch) for part in parts))
+            number = self._number(picture.digest, sum(isinstance(part, ImageChunk) for part in parts))
             index = 0
             for part in parts:
-                if isinstance(part, Patch):
+                if isinstance(part, ImageChunk):
                     start = len(tokens)
                     tokens += array("i", [number - index]) * part.tokens
-                    images.append(Image(start, len(tokens), picture, index, part))
+                    images.append(ImageSpan(start, len(tokens), picture, index, part))
                     index += 1
                 else:
                     tokens += part

@@ -18,18 +18,18 @@ import pickle
 import struct
 from typing import Any, NamedTuple
 
-from server.engine.messages import Done, Failed, Job, ModelInfo, ModelSpec
+from server.engine.messages import EngineConfig, EngineRequest, Failed, Finished, ModelInfo
 
 _LENGTH = struct.Struct("<I")
 _STEP, _PIXELS = b"S", b"P"
 """Begin a marshalled step, and pixels. A pickle of this protocol begins with 0x80."""
 
 
-class Load(NamedTuple):
+class LoadModel(NamedTuple):
     """Load this model. `repack`: let llama.cpp lay weights out anew for the processor at hand. `smaller`: so many of
     the best plans for the machine's memory are known to be too large."""
 
-    spec: ModelSpec
+    spec: EngineConfig
     repack: bool
     smaller: int = 0
 
@@ -40,11 +40,11 @@ class Pixels(NamedTuple):
     data: bytes
 
 
-class Submit(NamedTuple):
-    job: Job
+class AddRequest(NamedTuple):
+    job: EngineRequest
 
 
-class Cancel(NamedTuple):
+class AbortRequest(NamedTuple):
     job_id: int
 
 
@@ -84,14 +84,14 @@ class Ready(NamedTuple):
     info: ModelInfo
 
 
-class Refused(NamedTuple):
+class LoadFailed(NamedTuple):
     """The model cannot be loaded. `reason` is safe to show, `detail` is llama.cpp's own words for the log."""
 
     reason: str
     detail: str
 
 
-class Short(NamedTuple):
+class OutOfMemory(NamedTuple):
     """Memory has run out while the model is loaded by this one of the plans, the best being 0. Perhaps the worker goes
     on with a smaller one, perhaps it dies of it."""
 
@@ -104,19 +104,19 @@ class Crashed(NamedTuple):
     trace: str
 
 
-class Step(NamedTuple):
+class StepOutput(NamedTuple):
     """What one step brought: (job, bytes, tokens) of new output, (job, end) of settled jobs, and the load after it;
     and for jobs that ask, (job, *`Logprob`) of each of its tokens."""
 
     output: list[tuple[int, bytes, int]]
-    ended: list[tuple[int, Done | Failed]]
+    ended: list[tuple[int, Finished | Failed]]
     active: int
     queued: int
     logprobs: list[tuple[int, bytes, float, tuple[tuple[bytes, float], ...]]] | tuple[()] = ()
 
 
 def encode(frame: Any) -> bytes:
-    if isinstance(frame, Step) and not frame.ended:
+    if isinstance(frame, StepOutput) and not frame.ended:
         data = _STEP + marshal.dumps(tuple(frame))
     elif isinstance(frame, Pixels):
         data = _PIXELS + frame.data
@@ -127,7 +127,7 @@ def encode(frame: Any) -> bytes:
 
 def _decode(data: bytes) -> Any:
     if data.startswith(_STEP):
-        return Step(*marshal.loads(data[len(_STEP) :]))
+        return StepOutput(*marshal.loads(data[len(_STEP) :]))
     if data.startswith(_PIXELS):
         return Pixels(data[len(_PIXELS) :])
     return pickle.loads(data)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.engine import llama
-from server.engine.constraint import Guard
+from server.engine.constraint import GrammarState
 from server.engine.llama import C
 from server.engine.params import PARAMS, Sampling
 
@@ -38,7 +38,7 @@ class TokenSampler:
     the logits masked, first those of the likeliest tokens, and the chain runs again on what is left.
     """
 
-    def __init__(self, sampling: Sampling, banned: tuple[int, ...], candidates: llama.Candidates) -> None:
+    def __init__(self, sampling: Sampling, banned: tuple[int, ...], candidates: llama.CandidateArray) -> None:
         self._candidates = candidates
         self._banned = np.array(banned, np.intp)
         self._greedy = sampling.temperature < _COLD
@@ -56,14 +56,14 @@ class TokenSampler:
         ]
         if steps:
             steps.append(C.llama_sampler_init_greedy() if self._greedy else C.llama_sampler_init_dist(seed))
-            self._chain = llama.chain(*steps)
+            self._chain = llama.sampler_chain(*steps)
 
     def accept(self, token: int) -> None:
         """Tell the penalties about a token of the sequence."""
         if self.remembers and self._chain is not None:
             self._chain.accept(token)
 
-    def choose(self, logits: NDArray[np.float32], guard: Guard | None) -> int:
+    def choose(self, logits: NDArray[np.float32], guard: GrammarState | None) -> int:
         """The next token, from one row of logits (which it may change). `guard`: the constraint, where active.
 
         Raises NothingAllowed.
@@ -82,11 +82,11 @@ class TokenSampler:
         if self._chain is None:
             return int(logits.argmax())
         candidates = self._candidates
-        candidates.fill(logits)
+        candidates.set_all(logits)
         self._chain.apply(candidates)
         return int(candidates.data["id"][candidates.selected])
 
-    def _draw_again(self, logits: NDArray[np.float32], guard: Guard, refused: int) -> int:
+    def _draw_again(self, logits: NDArray[np.float32], guard: GrammarState, refused: int) -> int:
         if self._chain is None:
             ids = np.argpartition(logits, -_RANKS)[-_RANKS:].astype(np.int32)
             scores = logits[ids]
@@ -100,18 +100,18 @@ class TokenSampler:
         scores[ids == refused] = -np.inf
         order = np.argsort(-scores)[: int(np.isfinite(scores).sum())]
         for ranked in (ids[order[:_RANKS]], ids[order[_RANKS:]]):
-            if len(ranked) and (allowed := guard.among(ranked)).any():
+            if len(ranked) and (allowed := guard.allowed_among(ranked)).any():
                 return int(ranked[allowed.argmax()])
         return self._draw_masked(logits, guard)
 
-    def _draw_masked(self, logits: NDArray[np.float32], guard: Guard) -> int:
+    def _draw_masked(self, logits: NDArray[np.float32], guard: GrammarState) -> int:
         candidates = self._candidates
         broad = np.argpartition(logits, -_BROAD)[-_BROAD:].astype(np.int32) if len(logits) > _BROAD else None
         for ids in (broad, None):
             if ids is None:
-                candidates.fill(logits)
+                candidates.set_all(logits)
             else:
-                candidates.select(ids, logits[ids])
+                candidates.set_some(ids, logits[ids])
             guard.mask(candidates)
             left = candidates.view()
             if not np.isfinite(left["logit"]).any():

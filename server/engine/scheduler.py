@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from server.engine.messages import PREFILL_SLOWDOWN, Job
-from server.engine.pace import Pace
-from server.engine.prompt import Image
+from server.engine.messages import PREFILL_SLOWDOWN, EngineRequest
+from server.engine.pace import PrefillBudget
+from server.engine.prompt import ImageSpan
 
 _FAR = 2**62
-FEW = 8
+MIN_PREFIX = 8
 """Tokens that are not worth a difference: as soon prefilled as looked for."""
 _COPIED = 64
 """A copy of another slot's beginning pays from so many tokens on, and where that slot holds no more than so many times
@@ -35,10 +35,10 @@ class Slot:
 
     id: int
     tokens: array[int] = field(default_factory=lambda: array("i"))
-    scope: str = ""
-    lag: int = 0
-    used: int = 0
-    runner: Sequence | None = None
+    cache_salt: str = ""
+    mrope_offset: int = 0
+    last_used: int = 0
+    sequence: Sequence | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -51,70 +51,74 @@ class Sequence:
     `images` stand among the tokens; `edge` is where the next one begins, in whole or in part not yet in the cache.
     """
 
-    job: Job
+    request: EngineRequest
     slot: Slot
-    order: int
+    arrival: int
     tokens: array[int]
-    past: int = 0
-    cache_read: int = 0
-    output: int = 0
-    forced: int = 0
-    drafted: int = 0
-    confirmed: int = 0
-    ahead: array[int] = field(default_factory=lambda: array("i"))
-    parked: bool = False
-    leader: Sequence | None = None
-    shared: int = 0
-    images: tuple[Image, ...] = ()
-    edge: int = _FAR
-    lag: int = 0
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_jump_forward: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    pending_draft: array[int] = field(default_factory=lambda: array("i"))
+    preempted: bool = False
+    prefix_owner: Sequence | None = None
+    num_shared_tokens: int = 0
+    images: tuple[ImageSpan, ...] = ()
+    next_image_start: int = _FAR
+    mrope_offset: int = 0
 
     @property
-    def remaining(self) -> int:
+    def num_new_tokens(self) -> int:
         """Tokens still to be decoded, up to the next image; none where it stands at one."""
         end = len(self.tokens)
-        return (end if end < self.edge else self.edge) - self.past
+        return (end if end < self.next_image_start else self.next_image_start) - self.num_computed_tokens
 
     @property
     def prefilling(self) -> bool:
         """Whether more of its prompt is still to be decoded than a token. (What a grammar forces is of the answer.)"""
-        return self.remaining > 1 and self.past < len(self.job.tokens)
+        return self.num_new_tokens > 1 and self.num_computed_tokens < len(self.request.tokens)
 
     @property
     def position(self) -> int:
         """Where the next token stands."""
-        return self.past - self.lag
+        return self.num_computed_tokens - self.mrope_offset
 
     @property
-    def image(self) -> Image | None:
+    def image(self) -> ImageSpan | None:
         """The image that comes next, where it stands at one, or within."""
-        return next(image for image in self.images if image.start == self.edge) if self.past >= self.edge else None
+        return (
+            next(image for image in self.images if image.start == self.next_image_start)
+            if self.num_computed_tokens >= self.next_image_start
+            else None
+        )
 
-    def seek(self, past: int) -> None:
+    def set_computed(self, past: int) -> None:
         """The first `past` tokens are in the KV cache: no more, no fewer."""
-        self.past, self.lag, self.edge = past, 0, _FAR
+        self.num_computed_tokens, self.mrope_offset, self.next_image_start = past, 0, _FAR
         for image in self.images:
             if image.end > past:
-                self.edge = image.start
+                self.next_image_start = image.start
                 break
-            self.lag += image.lag
+            self.mrope_offset += image.mrope_offset
 
-    def whole(self, count: int) -> int:
+    def floor_to_image(self, count: int) -> int:
         """The first `count` tokens without the image that ends behind them."""
         return next((image.start for image in self.images if image.start < count < image.end), count)
 
-    def place(self, count: int) -> int:
+    def position_of(self, count: int) -> int:
         """The position that the first `count` tokens end before."""
-        return count - sum(image.lag for image in self.images if image.end <= count)
+        return count - sum(image.mrope_offset for image in self.images if image.end <= count)
 
 
 @dataclass(frozen=True, slots=True)
-class Prefix:
+class PrefixMatch:
     """The first `count` tokens of a sequence, as `slot` holds them; `whole`: it holds nothing more."""
 
     slot: Slot
     count: int
-    whole: bool
+    exact: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,29 +126,29 @@ class Admission:
     """A job's new sequence, the prefix it reuses, and whither what its slot held is to be copied before."""
 
     sequence: Sequence
-    prefix: Prefix
-    rescue: Slot | None = None
+    prefix: PrefixMatch
+    relocate_to: Slot | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ScheduledBatch:
     """One step: so many tokens of each of these sequences, in the order of their slots; or, `image`, so many of the one
     at which a sequence stands."""
 
     entries: tuple[tuple[Sequence, int], ...]
     image: bool = False
-    waited: bool = False
+    stalls_decode: bool = False
     """Whether running answers wait for it, though it could take them along."""
-    free: bool = False
+    may_speculate: bool = False
     """Whether nothing waits for it but what it takes."""
 
     @property
     def decoding(self) -> int:
         """How many of its sequences, before it is done, have but one token to decode."""
-        return sum(sequence.remaining == 1 for sequence, _ in self.entries)
+        return sum(sequence.num_new_tokens == 1 for sequence, _ in self.entries)
 
 
-class Before(NamedTuple):
+class PreviousStep(NamedTuple):
     """A step that running answers waited for: with an image or with prompts, and whether it took only as much as the
     pace allows."""
 
@@ -154,7 +158,7 @@ class Before(NamedTuple):
     cut: bool = True
 
 
-_NOTHING = Before(0, 0.0)
+_NOTHING = PreviousStep(0, 0.0)
 
 
 def common_prefix(one: array[int], other: array[int]) -> int:
@@ -167,7 +171,7 @@ def common_prefix(one: array[int], other: array[int]) -> int:
     return first if differ[first] else length
 
 
-def share(wanted: list[int], budget: int) -> list[int]:
+def split_budget(wanted: list[int], budget: int) -> list[int]:
     """Split a budget: half of it to the first, so that none starves, the rest to the smallest first.
 
     Few get much and some nothing: each sequence that prefills beside others costs a micro-batch of its own.
@@ -183,7 +187,7 @@ def share(wanted: list[int], budget: int) -> list[int]:
     return shares
 
 
-def blocks(ids: set[int]) -> int:
+def count_runs(ids: set[int]) -> int:
     """How many blocks of neighbours these numbers form."""
     return sum(number - 1 not in ids for number in ids)
 
@@ -200,30 +204,30 @@ class Scheduler:
         slots: int,
         chunk: int,
         *,
-        copies: bool = True,
-        adjoining: bool = False,
-        apart: bool = False,
-        slowdown: float = PREFILL_SLOWDOWN,
+        can_copy_prefix: bool = True,
+        prefer_adjacent: bool = False,
+        separate_prefill: bool = False,
+        max_decode_slowdown: float = PREFILL_SLOWDOWN,
     ) -> None:
         self.slots = [Slot(i) for i in range(slots)]
         self.chunk = chunk
-        self.queue: deque[Job] = deque()
+        self.queue: deque[EngineRequest] = deque()
         self.running: list[Sequence] = []
-        self.pace = Pace(chunk, slowdown)
-        self._copies = copies
-        self._adjoining = adjoining and copies
-        self._apart = apart
-        self._before: Before | None = None
+        self.budget = PrefillBudget(chunk, max_decode_slowdown)
+        self._can_copy_prefix = can_copy_prefix
+        self._prefer_adjacent = prefer_adjacent and can_copy_prefix
+        self._separate_prefill = separate_prefill
+        self._previous: PreviousStep | None = None
         """The step before the next one, if running answers waited for it."""
         self._clock = 0
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: EngineRequest) -> None:
         self.queue.append(job)
 
-    def drop(self, job_id: int) -> Sequence | None:
+    def abort(self, job_id: int) -> Sequence | None:
         """Take a job out of the queue; or its running sequence, which is to be released."""
         for sequence in self.running:
-            if sequence.job.id == job_id:
+            if sequence.request.id == job_id:
                 return sequence
         self.queue = deque(job for job in self.queue if job.id != job_id)
         return None
@@ -234,69 +238,75 @@ class Scheduler:
         It goes on where a free slot of its scope holds little else than what it begins with. Otherwise it takes the
         slot longest unused, and a copy of its beginning from where that is held longest, running sequences included.
         """
-        if not self.queue or any(sequence.parked for sequence in self.running):
+        if not self.queue or any(sequence.preempted for sequence in self.running):
             return None
-        free = [slot for slot in self.slots if slot.runner is None]
+        free = [slot for slot in self.slots if slot.sequence is None]
         if not free:
             return None
         job = self.queue.popleft()
         common = {
-            slot.id: common_prefix(slot.tokens, job.tokens) if slot.scope == job.scope else 0 for slot in self.slots
+            slot.id: common_prefix(slot.tokens, job.tokens) if slot.cache_salt == job.cache_salt else 0
+            for slot in self.slots
         }
-        donor = self._donor(self.slots if self._copies else free, common)
+        donor = self._best_match(self.slots if self._can_copy_prefix else free, common)
         count = common[donor.id]
-        worth = self._copies and count >= FEW and _COPIED * count >= len(donor.tokens)
-        if donor.runner is None and count and 2 * count >= len(donor.tokens):
+        worth = self._can_copy_prefix and count >= MIN_PREFIX and _COPIED * count >= len(donor.tokens)
+        if donor.sequence is None and count and 2 * count >= len(donor.tokens):
             slot = donor
         else:
             others = [slot for slot in free if slot is not donor] if worth else []
-            slot = min(others or free, key=lambda each: each.used)
-        slot, rescue = self._settle(slot, free, donor if worth else None)
+            slot = min(others or free, key=lambda each: each.last_used)
+        slot, rescue = self._place(slot, free, donor if worth else None)
         count = count if worth or slot is donor else 0
-        prefix = Prefix(donor, count, count == len(donor.tokens))
+        prefix = PrefixMatch(donor, count, count == len(donor.tokens))
         self._clock += 1
         sequence = Sequence(job, slot, self._clock, array("i", job.tokens))
-        if count and donor.runner is not None and donor.runner.past < count:
-            sequence.leader, sequence.shared = donor.runner, count
-            prefix = Prefix(donor, 0, whole=False)
-        slot.scope, slot.tokens, slot.runner = job.scope, sequence.tokens, sequence
+        if count and donor.sequence is not None and donor.sequence.num_computed_tokens < count:
+            sequence.prefix_owner, sequence.num_shared_tokens = donor.sequence, count
+            prefix = PrefixMatch(donor, 0, exact=False)
+        slot.cache_salt, slot.tokens, slot.sequence = job.cache_salt, sequence.tokens, sequence
         self.running.append(sequence)
         return Admission(sequence, prefix, rescue)
 
-    def _donor(self, slots: list[Slot], common: dict[int, int]) -> Slot:
+    def _best_match(self, slots: list[Slot], common: dict[int, int]) -> Slot:
         """The slot that holds most of what a job begins with; of those that hold about as much the one that has it
         soonest: one that is there, else one being prefilled, else one that waits for another itself."""
         most = max(common[slot.id] for slot in slots)
-        near = [slot for slot in slots if common[slot.id] > max(0, most - FEW)] or slots
+        near = [slot for slot in slots if common[slot.id] > max(0, most - MIN_PREFIX)] or slots
 
         def promise(slot: Slot) -> tuple[bool, bool, int, bool]:
-            runner, count = slot.runner, common[slot.id]
-            there = runner is None or runner.past >= count
-            return there, runner is None or runner.leader is None, count, runner is None
+            runner, count = slot.sequence, common[slot.id]
+            there = runner is None or runner.num_computed_tokens >= count
+            return there, runner is None or runner.prefix_owner is None, count, runner is None
 
         return max(near, key=promise)
 
-    def _settle(self, slot: Slot, free: list[Slot], donor: Slot | None) -> tuple[Slot, Slot | None]:
+    def _place(self, slot: Slot, free: list[Slot], donor: Slot | None) -> tuple[Slot, Slot | None]:
         """The slot to run in and where to rescue what it holds, for a job that would take `slot`.
 
         Where sequences run best side by side, a slot next to those that run takes its place.
         """
-        if not self._adjoining:
+        if not self._prefer_adjacent:
             return slot, None
         busy = {sequence.slot.id for sequence in self.running}
-        place = min(free, key=lambda each: (blocks(busy | {each.id}), each is not slot, each.used))
-        if place is slot or len(place.tokens) < FEW or place is donor:
+        place = min(free, key=lambda each: (count_runs(busy | {each.id}), each is not slot, each.last_used))
+        if place is slot or len(place.tokens) < MIN_PREFIX or place is donor:
             return place, None
         if slot is donor:  # copied from there, not gone on with: it holds nothing of use any more
-            slot.used = 0
+            slot.last_used = 0
             spare = [each for each in free if each not in (place, donor)]
-            slot = min(spare, key=lambda each: each.used, default=place)
-        if slot.used >= place.used:
+            slot = min(spare, key=lambda each: each.last_used, default=place)
+        if slot.last_used >= place.last_used:
             return place, None
-        slot.scope, slot.tokens, slot.lag, slot.used = place.scope, place.tokens, place.lag, place.used
+        slot.cache_salt, slot.tokens, slot.mrope_offset, slot.last_used = (
+            place.cache_salt,
+            place.tokens,
+            place.mrope_offset,
+            place.last_used,
+        )
         return place, slot
 
-    def awaited(self) -> list[tuple[Sequence, Prefix]]:
+    def ready_followers(self) -> list[tuple[Sequence, PrefixMatch]]:
         """The sequences whose leader has prefilled what they share: they wait no longer.
 
         At most as many as one step takes: what they share is copied first, and the others can wait for that meanwhile.
@@ -304,61 +314,67 @@ class Scheduler:
         found = []
         room = self.chunk
         for sequence in self.running:
-            leader = sequence.leader
-            if room > 0 and leader is not None and leader.past >= sequence.shared:
-                room -= len(sequence.tokens) - sequence.shared
-                sequence.leader = None
-                found.append((sequence, Prefix(leader.slot, sequence.shared, whole=False)))
+            leader = sequence.prefix_owner
+            if room > 0 and leader is not None and leader.num_computed_tokens >= sequence.num_shared_tokens:
+                room -= len(sequence.tokens) - sequence.num_shared_tokens
+                sequence.prefix_owner = None
+                found.append((sequence, PrefixMatch(leader.slot, sequence.num_shared_tokens, exact=False)))
         return found
 
-    def release(self, sequence: Sequence) -> tuple[Sequence, Prefix] | None:
+    def finish(self, sequence: Sequence) -> tuple[Sequence, PrefixMatch] | None:
         """The sequence has ended; what the KV cache holds of it stays in its slot.
 
         Of those that waited for it the first goes on with what there is (it is returned), and leads the others.
         """
         self._clock += 1
         slot = sequence.slot
-        slot.tokens, slot.lag = sequence.tokens[: sequence.past], sequence.lag
-        slot.used, slot.runner = self._clock, None
+        slot.tokens, slot.mrope_offset = sequence.tokens[: sequence.num_computed_tokens], sequence.mrope_offset
+        slot.last_used, slot.sequence = self._clock, None
         self.running.remove(sequence)
         for other in self.running:
-            other.parked = False
-        return self._succeed(sequence)
+            other.preempted = False
+        return self._promote_follower(sequence)
 
-    def _succeed(self, leader: Sequence) -> tuple[Sequence, Prefix] | None:
-        waiting = [sequence for sequence in self.running if sequence.leader is leader]
+    def _promote_follower(self, leader: Sequence) -> tuple[Sequence, PrefixMatch] | None:
+        waiting = [sequence for sequence in self.running if sequence.prefix_owner is leader]
         if not waiting:
             return None
         first, *rest = waiting
         for other in rest:
-            other.leader, other.shared = first, min(first.shared, other.shared)
-        first.leader = None
-        return first, Prefix(leader.slot, min(leader.past, first.shared), whole=False)
+            other.prefix_owner, other.num_shared_tokens = first, min(first.num_shared_tokens, other.num_shared_tokens)
+        first.prefix_owner = None
+        return first, PrefixMatch(leader.slot, min(leader.num_computed_tokens, first.num_shared_tokens), exact=False)
 
-    def turn(self) -> Turn | None:
+    def schedule(self) -> ScheduledBatch | None:
         """The next step; None where all that runs waits for something."""
-        before, view = self._before, self._view()
-        tokens, waited = self._tokens()
+        before, view = self._previous, self._schedule_image()
+        tokens, waited = self._schedule_tokens()
         if view is not None and not (tokens and before):
-            return Turn((view,), image=True)
-        return Turn(tuple(tokens), waited=waited, free=view is None and before is None) if tokens else None
+            return ScheduledBatch((view,), image=True)
+        return (
+            ScheduledBatch(tuple(tokens), stalls_decode=waited, may_speculate=view is None and before is None)
+            if tokens
+            else None
+        )
 
-    def settle(self, turn: Turn, seconds: float, *, cut: bool = True, done: bool = True, tells: bool = True) -> None:
+    def update(
+        self, turn: ScheduledBatch, seconds: float, *, cut: bool = True, done: bool = True, tells: bool = True
+    ) -> None:
         """A step took so long, before its sequences go on. `cut`: it took only as much as it was to take; `done`: it
         has brought something; `tells`: steps like it come again."""
-        before, self._before = self._before, None
+        before, self._previous = self._previous, None
         count = sum(tokens for _, tokens in turn.entries)
-        if turn.image or (turn.waited and done):
-            self._before = Before(count, seconds, turn.image, cut)
+        if turn.image or (turn.stalls_decode and done):
+            self._previous = PreviousStep(count, seconds, turn.image, cut)
         if done and tells and not turn.image:
             decoding = turn.decoding
             earlier = before if before is not None and before.cut else _NOTHING
-            self.pace.note(decoding, count - decoding + earlier.tokens, seconds + earlier.seconds)
+            self.budget.observe(decoding, count - decoding + earlier.tokens, seconds + earlier.seconds)
 
     def _awake(self) -> list[Sequence]:
-        return [sequence for sequence in self.running if not sequence.parked and sequence.leader is None]
+        return [sequence for sequence in self.running if not sequence.preempted and sequence.prefix_owner is None]
 
-    def _tokens(self) -> tuple[list[tuple[Sequence, int]], bool]:
+    def _schedule_tokens(self) -> tuple[list[tuple[Sequence, int]], bool]:
         """A step with tokens: every decoding sequence's one, then the chunk, shared by those with more; and whether
         running answers wait for it.
 
@@ -366,27 +382,31 @@ class Scheduler:
         as their pace allows, less what an image before it took; where more wait than decode, those come first in the
         measure of their number.
         """
-        before = self._before
-        ready = [sequence for sequence in self._awake() if sequence.remaining > 0]
+        before = self._previous
+        ready = [sequence for sequence in self._awake() if sequence.num_new_tokens > 0]
         prompts = [sequence for sequence in ready if sequence.prefilling]
-        decoding = [sequence for sequence in ready if sequence.remaining == 1]
+        decoding = [sequence for sequence in ready if sequence.num_new_tokens == 1]
         taken, waited = ready, False
-        if self._apart and 0 < len(prompts) < len(ready):
+        if self._separate_prefill and 0 < len(prompts) < len(ready):
             if before is None:
                 taken, waited = prompts, True
             elif not before.image:
                 taken = [sequence for sequence in ready if not sequence.prefilling]
-        several = [sequence for sequence in taken if sequence.remaining > 1]
+        several = [sequence for sequence in taken if sequence.num_new_tokens > 1]
         more = max(0, len(several) - len(decoding))
-        pace = max(0, self.pace.pair - before.tokens) if before is not None and before.image else self.pace.chunk
+        pace = (
+            max(0, self.budget.image_tokens - before.tokens)
+            if before is not None and before.image
+            else self.budget.tokens
+        )
         budget = max(pace, self.chunk * more // len(several)) if decoding and several else self.chunk
-        shares = share([sequence.remaining for sequence in several], budget)
+        shares = split_budget([sequence.num_new_tokens for sequence in several], budget)
         counts = {sequence.slot.id: count for sequence, count in zip(several, shares, strict=True)}
         entries = [(sequence, counts.get(sequence.slot.id, 1)) for sequence in taken]
         # In the order of slots: a split KV cache takes neighbours together.
         return sorted((entry for entry in entries if entry[1]), key=lambda entry: entry[0].slot.id), waited
 
-    def _view(self) -> tuple[Sequence, int] | None:
+    def _schedule_image(self) -> tuple[Sequence, int] | None:
         """A step with an image: whose, and how many of its tokens as long as it may be cut.
 
         First come, first served. Beside decoding sequences it is cut as their pace demands, who wait for this step and
@@ -396,23 +416,25 @@ class Scheduler:
         ready = [(s, image) for s in awake if (image := s.image) is not None and image.embeddings is not None]
         if not ready:
             return None
-        sequence, image = min(ready, key=lambda each: each[0].order)
+        sequence, image = min(ready, key=lambda each: each[0].arrival)
         budget = self.chunk
-        if any(s.remaining == 1 for s in awake):
-            budget = self.pace.pair // 2 if any(s.remaining > 1 for s in awake) else self.pace.pair
-        return sequence, min(budget, image.end - sequence.past)
+        if any(s.num_new_tokens == 1 for s in awake):
+            budget = (
+                self.budget.image_tokens // 2 if any(s.num_new_tokens > 1 for s in awake) else self.budget.image_tokens
+            )
+        return sequence, min(budget, image.end - sequence.num_computed_tokens)
 
     def evict(self) -> Slot | None:
         """The idle slot to forget when the KV cache is full: the one longest unused that still holds something."""
-        idle = [slot for slot in self.slots if slot.runner is None and slot.tokens]
-        return min(idle, key=lambda slot: slot.used, default=None)
+        idle = [slot for slot in self.slots if slot.sequence is None and slot.tokens]
+        return min(idle, key=lambda slot: slot.last_used, default=None)
 
-    def park(self) -> Sequence | None:
+    def preempt(self) -> Sequence | None:
         """Evicting was not enough: the newest sequence steps aside until another ends. None where only one runs."""
         awake = self._awake()
         if len(awake) < 2:
             return None
-        newest = max(awake, key=lambda sequence: sequence.order)
-        newest.parked = True
-        newest.seek(0)
+        newest = max(awake, key=lambda sequence: sequence.arrival)
+        newest.preempted = True
+        newest.set_computed(0)
         return newest

@@ -38,7 +38,7 @@ see a window alone, or share the model's memory."""
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class LayerParams:
     weights: int
     """Bytes of all its tensors."""
     experts: int
@@ -47,15 +47,15 @@ class Layer:
     """Elements of the keys of one token."""
     values: int
     windowed: bool
-    state: int
+    state_bytes: int
     """Bytes of the running state of one sequence."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class HParams:
     architecture: str
-    context_trained: int
-    layers: tuple[Layer, ...]
+    n_ctx_train: int
+    layers: tuple[LayerParams, ...]
     embedding: int
     """Bytes of the token embeddings, which stay with the CPU."""
     output: int
@@ -65,27 +65,27 @@ class Shape:
     size: int
     """Bytes of all tensors, as the file has them."""
     vocabulary: int
-    width: int
+    n_embd: int
     """Elements between layers."""
-    heads: int
-    queries: int
+    n_head: int
+    n_embd_q: int
     """Elements of the queries of one token."""
-    feed_forward: int
+    n_ff: int
     """Elements inside the feed-forward part; of a mixture, for all experts that a token meets."""
-    experts_met: int
-    window: int
+    n_expert_used: int
+    n_swa: int
     """Tokens of the sliding window; 0: none."""
-    spare: int = 0
+    nextn_layers: int = 0
     """Layers, the last, that guess tokens after the next (MTP); a model does without them."""
-    guesses: bool = False
+    has_mtp: bool = False
     """Whether these are one, and such that llama.cpp can run it: it ends the process over others."""
 
     @property
     def recurrent(self) -> bool:
-        return any(layer.state for layer in self.layers)
+        return any(layer.state_bytes for layer in self.layers)
 
     @property
-    def cuts(self) -> bool:
+    def supports_rollback(self) -> bool:
         """Whether drafts that were wrong can be taken back: a running state is one of all that came before."""
         return not self.recurrent or self.architecture in _ROLLS_BACK
 
@@ -95,7 +95,7 @@ class Shape:
         return sum(layer.experts > 0 for layer in self.layers)
 
     @classmethod
-    def of(cls, file: Gguf) -> Shape:
+    def of(cls, file: Gguf) -> HParams:
         """Raises GgufError where the file does not say what is needed, or says what cannot be."""
         return _Reading(file).shape()
 
@@ -125,7 +125,7 @@ class _Reading:
             raise GgufError(f"the model file's {self._name}.{key} has no count for each layer")
         return tuple(int(each) for each in values[: self._count])
 
-    def shape(self) -> Shape:
+    def shape(self) -> HParams:
         weights, experts = [0] * self._count, [0] * self._count
         embedding = output = 0
         matrices: dict[int, int] = {}
@@ -152,23 +152,23 @@ class _Reading:
         met = self.one("expert_used_count", 0)
         feed_forward = max(max(inner), met * self.one("expert_feed_forward_length", max(inner) if met else 0))
         head = width // max(1, *heads)
-        return Shape(
+        return HParams(
             architecture=self._name,
-            context_trained=self.one("context_length"),
+            n_ctx_train=self.one("context_length"),
             layers=tuple(self._layers(weights, experts, heads, head)),
             embedding=embedding,
             output=output,
             repackable=tuple(matrices.items()),
             size=size,
             vocabulary=self._vocabulary(),
-            width=width,
-            heads=max(heads),
-            queries=max(heads) * self.one("attention.key_length", head),
-            feed_forward=feed_forward,
-            experts_met=met,
-            window=self.one("attention.sliding_window", 0) if any(self._windowed()) else 0,
-            spare=self._spare(),
-            guesses=self._spare() == 1 and self._name in _GUESSES,
+            n_embd=width,
+            n_head=max(heads),
+            n_embd_q=max(heads) * self.one("attention.key_length", head),
+            n_ff=feed_forward,
+            n_expert_used=met,
+            n_swa=self.one("attention.sliding_window", 0) if any(self._windowed()) else 0,
+            nextn_layers=self._spare(),
+            has_mtp=self._spare() == 1 and self._name in _GUESSES,
         )
 
     def _spare(self) -> int:
@@ -180,7 +180,9 @@ class _Reading:
         tokens = self._file.metadata.get("tokenizer.ggml.tokens")
         return tokens.count if isinstance(tokens, Array) else self.one("vocab_size", 0)
 
-    def _layers(self, weights: list[int], experts: list[int], heads: tuple[int, ...], head: int) -> Iterable[Layer]:
+    def _layers(
+        self, weights: list[int], experts: list[int], heads: tuple[int, ...], head: int
+    ) -> Iterable[LayerParams]:
         key_heads = [
             given if given is not None else own
             for own, given in zip(
@@ -197,7 +199,7 @@ class _Reading:
         states = self._states(key_heads)
         for at in range(self._count):
             count = key_heads[at] if at < own and not (states[at] and self._either) else 0
-            yield Layer(
+            yield LayerParams(
                 weights[at],
                 experts[at],
                 count * (window_keys if windowed[at] else keys),

@@ -17,9 +17,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-MOST = 16
+MAX_DRAFT_TOKENS = 16
 """Drafted tokens of one step, all sequences together."""
-_SURE = 0.5
+MIN_PROBABILITY = 0.5
 """The least share of the likeliest token, for a model that guesses."""
 _KEY = 3
 """As many last tokens must have stood side by side before."""
@@ -30,50 +30,50 @@ _REST = 16, 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DraftRequest:
     """A sequence that drafts are wanted for: its tokens, the last of them yet to be decoded, and `room` for how many
     more. Those of `images` are negative."""
 
-    job: int
+    request_id: int
     slot: int
-    scope: str
+    cache_salt: str
     tokens: array[int]
     room: int
     images: bool = False
 
 
-class Source(Protocol):
+class Drafter(Protocol):
     """Where drafts come from."""
 
-    def propose(self, asked: Sequence[Asked], most: int) -> dict[int, array[int]]:
+    def propose(self, asked: Sequence[DraftRequest], most: int) -> dict[int, array[int]]:
         """By job, up to so many tokens of each and `MOST` in all."""
 
 
-def extend(draft: array[int], row: NDArray[np.float32], ends: frozenset[int], most: int) -> bool:
+def append_if_confident(draft: array[int], row: NDArray[np.float32], ends: frozenset[int], most: int) -> bool:
     """Add the likeliest token by these logits, unless it is an end or no likely one; whether there may be another."""
     token = int(row.argmax())
-    if token in ends or 1 / np.exp(row - row[token]).sum() < _SURE:
+    if token in ends or 1 / np.exp(row - row[token]).sum() < MIN_PROBABILITY:
         return False
     draft.append(token)
     return len(draft) < most
 
 
-class Lookup:
+class NgramDrafter:
     """Drafts from what a sequence holds already."""
 
-    def propose(self, asked: Sequence[Asked], most: int) -> dict[int, array[int]]:
-        drafts, left = {}, MOST
+    def propose(self, asked: Sequence[DraftRequest], most: int) -> dict[int, array[int]]:
+        drafts, left = {}, MAX_DRAFT_TOKENS
         for each in asked:
-            draft = lookup(each.tokens, min(most, left, each.room))
+            draft = ngram_draft(each.tokens, min(most, left, each.room))
             if each.images:  # which cannot be copied
                 draft = array("i", takewhile(lambda token: token >= 0, draft))
             if draft:
-                drafts[each.job] = draft
+                drafts[each.request_id] = draft
                 left -= len(draft)
         return drafts
 
 
-def lookup(tokens: array[int], most: int) -> array[int]:
+def ngram_draft(tokens: array[int], most: int) -> array[int]:
     """How a sequence went on where its last tokens stood before: up to `most` tokens, none where they never did."""
     last = len(tokens) - 1
     if most < 1 or last < _KEY:
@@ -90,30 +90,30 @@ def lookup(tokens: array[int], most: int) -> array[int]:
     return tokens[start : start + most]
 
 
-class Speculation:
+class DraftController:
     """How much to draft from a source, by what it brought.
 
     A step with drafts is held against the steps without that the same tokens would have taken. Where drafts do not pay
     there are none for a while.
     """
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
+    def __init__(self, source: Drafter) -> None:
+        self.drafter = source
         self._plain: dict[int, float] = {}
         self._length = 4.0
         self._gain = 1.0
-        self._rest, self._patience = 0, _REST[0]
+        self._cooldown, self._backoff = 0, _REST[0]
 
-    def most(self, decoding: int) -> int:
+    def draft_length(self, decoding: int) -> int:
         """Tokens to draft for a sequence in a step that decodes so many."""
         if decoding not in self._plain:
             return 0
-        if self._rest:
-            self._rest -= 1
+        if self._cooldown:
+            self._cooldown -= 1
             return 0
         return int(self._length)
 
-    def note(self, decoding: int, drafted: int, confirmed: int, seconds: float) -> None:
+    def observe(self, decoding: int, drafted: int, confirmed: int, seconds: float) -> None:
         """Note a step of `decoding` sequences and nothing else."""
         plain = self._plain.get(decoding, seconds)
         if not drafted:
@@ -121,11 +121,11 @@ class Speculation:
             return
         self._gain += _SMOOTH * ((decoding + confirmed) / decoding * plain / seconds - self._gain)
         if self._gain < 1:
-            self._gain, self._rest = 1.0, self._patience
-            self._patience = min(2 * self._patience, _REST[1])
+            self._gain, self._cooldown = 1.0, self._backoff
+            self._backoff = min(2 * self._backoff, _REST[1])
         elif confirmed:
-            self._patience = _REST[0]
+            self._backoff = _REST[0]
         if confirmed == drafted:
-            self._length = min(float(MOST), 1.5 * self._length + 1)
+            self._length = min(float(MAX_DRAFT_TOKENS), 1.5 * self._length + 1)
         elif 2 * confirmed < drafted:
             self._length = max(2.0, self._length / 2)

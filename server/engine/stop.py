@@ -10,24 +10,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from server.engine.messages import Stop
+from server.engine.messages import StopCriteria
 
 
-class StopSearch:
+class StopMatcher:
     """Reads one output. `feed` gives the bytes that may be shown; none are once `found` is set."""
 
-    def __init__(self, stop: Stop) -> None:
+    def __init__(self, stop: StopCriteria) -> None:
         self.found = False
-        self._stops = _encode(stop.texts)
-        self._opening, self._closing = (_encode([text]) for text in stop.thinking or ("", ""))
+        self._stops = _encode(stop.strings)
+        self._opening, self._closing = (_encode([text]) for text in stop.reasoning_tags or ("", ""))
         self._calls, self._anchored = _encode(stop.calls), _encode(stop.anchored)
-        self._markers = (*self._opening, *self._calls, *_encode(stop.skip))
+        self._markers = (*self._opening, *self._calls, *_encode(stop.ignored_markers))
         self._phase: Literal["answer", "thinking", "off"] = "answer"
         self._fresh = bool(self._anchored)
         self._held = b""
         # What of the lead is held back is not the output's own.
-        self._foreign = len(stop.lead.encode())
-        self._foreign -= len(self._read(stop.lead.encode(), final=False))
+        self._foreign = len(stop.prompt_opening.encode())
+        self._foreign -= len(self._read(stop.prompt_opening.encode(), final=False))
 
     def feed(self, piece: bytes) -> bytes:
         return self._own(self._read(piece, final=False))

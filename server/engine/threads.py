@@ -14,7 +14,7 @@ _PATIENCE = 2.0, 60.0
 """Seconds until all threads are tried again: at first, and when that has failed again and again (doubling)."""
 
 
-class Threads:
+class ThreadTuner:
     """The thread count, judged by the CPU time that steps really get.
 
     ggml's threads wait for each other at about a thousand barriers a step, spinning. Where cores are free that is the

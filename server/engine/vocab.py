@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 from server.engine import gguf
-from server.engine.llama import LoadError, Model
+from server.engine.llama import LlamaModel, LoadError
 from server.engine.messages import EngineError, Segment
 
 # enum llama_token_attr
@@ -31,11 +31,11 @@ class Vocab:
         """Read the vocabulary of the file at `path`. Raises EngineError where it cannot be read."""
         gguf.read(path)  # llama.cpp ends the process over some files
         try:
-            return cls(Model(path, vocab_only=True))
+            return cls(LlamaModel(path, vocab_only=True))
         except LoadError as error:
             raise EngineError(str(error)) from error
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: LlamaModel) -> None:
         self._model = model
         self.metadata: Mapping[str, str] = model.metadata()
         self.size = model.vocabulary
@@ -89,7 +89,7 @@ class Vocab:
         return frozenset(t for t in range(self.size) if self.is_control(t)) - self.eog
 
     @cached_property
-    def broken(self) -> frozenset[int]:
+    def invalid_utf8(self) -> frozenset[int]:
         """Tokens with a byte that stands in no UTF-8: llama.cpp's grammars would take it for a character."""
         return frozenset(token for token, piece in enumerate(self.pieces) if not _NEVER.isdisjoint(piece))
 
@@ -99,7 +99,7 @@ class Vocab:
         return {piece[0]: token for piece, token in self._plain.items() if len(piece) == 1}
 
     @cached_property
-    def beginnings(self) -> list[int]:
+    def first_tokens(self) -> list[int]:
         """Plain-text tokens that tell whether any text may follow: if none of these may, nothing may.
 
         Whatever follows begins with some byte; where a byte has no token of its own, its longer tokens stand in.
@@ -115,16 +115,16 @@ class Vocab:
             tokens = array("i")
         if b"".join(self.pieces[token] for token in tokens) == data:
             return tokens
-        return array("i", self.spell(data))
+        return array("i", self.encode_bytes(data))
 
-    def longer(self, token: int) -> list[int]:
+    def extensions_of(self, token: int) -> list[int]:
         """The plain-text tokens that begin with this one's piece and go on."""
         piece, ordered = self.pieces[token], self._ordered
         first = bisect_right(ordered, (piece, self.size))
         end = bisect_left(ordered, (piece + b"\xff" * self._longest, 0))
         return [other for _, other in ordered[first:end]]
 
-    def spell(self, data: bytes) -> list[int]:
+    def encode_bytes(self, data: bytes) -> list[int]:
         """Plain-text tokens whose pieces concatenate to `data`: the longest first, never control tokens."""
         found = []
         while data:

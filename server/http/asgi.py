@@ -37,7 +37,7 @@ class Asgi:
         await self.app(scope, receive, send)
 
 
-class Refused(Exception):
+class HttpError(Exception):
     """A request that is answered with a bare HTTP status and an error record. The message holds no content."""
 
     def __init__(self, status: int, error: WireError, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
@@ -63,7 +63,7 @@ async def respond_json(send: Send, value: dict[str, Any], status: int = 200, hea
     await respond(send, status, encode(value), [(b"content-type", b"application/json"), *headers])
 
 
-async def respond_refused(send: Send, refused: Refused) -> None:
+async def respond_error(send: Send, refused: HttpError) -> None:
     await respond_json(send, {"error": write_error(refused.error)}, refused.status, refused.headers)
 
 
@@ -71,7 +71,7 @@ def header(scope: Scope, name: bytes) -> bytes | None:
     """The only header of that (lower-case) name. Raises Refused(400) where there are several."""
     found = [value for key, value in scope["headers"] if key == name]
     if len(found) > 1:
-        raise Refused(400, WireError("invalid-request", f"the header {name.decode()} stands twice"))
+        raise HttpError(400, WireError("invalid-request", f"the header {name.decode()} stands twice"))
     return found[0] if found else None
 
 
@@ -79,7 +79,7 @@ def require_json(scope: Scope) -> None:
     """Raises Refused(415) where the body is declared as something else than JSON."""
     content_type = (header(scope, b"content-type") or b"").partition(b";")[0].strip().lower()
     if content_type != b"application/json":
-        raise Refused(415, WireError("invalid-request", "the content type must be application/json"))
+        raise HttpError(415, WireError("invalid-request", "the content type must be application/json"))
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
@@ -120,5 +120,5 @@ def watching(receive: Receive, leave: Callable[[], object]) -> Iterator[None]:
         task.cancel()
 
 
-def _too_large(limit: int) -> Refused:
-    return Refused(413, WireError("quota-exceeded", f"the body is larger than {limit} bytes", reason="size"))
+def _too_large(limit: int) -> HttpError:
+    return HttpError(413, WireError("quota-exceeded", f"the body is larger than {limit} bytes", reason="size"))

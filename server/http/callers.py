@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.http.asgi import Refused, Scope, header
+from server.http.asgi import HttpError, Scope, header
 from server.runtime import Caller, Endpoint
 from server.state import TokenStore
 from server.wire.records import WireError
@@ -36,16 +36,16 @@ def authenticate(scope: Scope, tokens: TokenStore) -> Caller:
     return Caller(endpoint, policy.consent, policy.select, granted)
 
 
-def unauthorized() -> Refused:
+def unauthorized() -> HttpError:
     error = WireError("invalid-request", "a valid bearer token is needed")
-    return Refused(401, error, ((b"www-authenticate", b"Bearer"),))
+    return HttpError(401, error, ((b"www-authenticate", b"Bearer"),))
 
 
 def _name(scope: Scope, name: bytes) -> str:
     value = header(scope, name) or b""
     if len(value) > MAX_NAME:
-        raise Refused(400, WireError("invalid-request", f"the header {name.decode()} is too long"))
+        raise HttpError(400, WireError("invalid-request", f"the header {name.decode()} is too long"))
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise Refused(400, WireError("invalid-request", f"the header {name.decode()} is not UTF-8")) from None
+        raise HttpError(400, WireError("invalid-request", f"the header {name.decode()} is not UTF-8")) from None

@@ -15,8 +15,8 @@ from server.http.artifacts import Artifacts
 from server.http.asgi import (
     Asgi,
     ClientGone,
+    HttpError,
     Receive,
-    Refused,
     Scope,
     Send,
     read_body,
@@ -27,7 +27,7 @@ from server.http.asgi import (
 )
 from server.http.callers import authenticate
 from server.http.ending import retry_headers
-from server.runtime import LiveGeneration, Options, Runtime
+from server.runtime import GenerationOptions, LiveGeneration, Runtime
 from server.state import TokenStore
 from server.wire.complete import CompleteRequest, read_complete, write_completion
 from server.wire.message_schema import MESSAGE_SCHEMA
@@ -46,7 +46,7 @@ DEFAULT_MODE = "default"
 """The mode of a request that names none."""
 
 
-class Complete:
+class CompleteApi:
     """The routes of one runtime."""
 
     def __init__(self, runtime: Runtime, tokens: TokenStore) -> None:
@@ -91,33 +91,33 @@ class Complete:
                 live.abandon()
         await respond_json(send, self._response(request, live, outcome))
 
-    def _refused(self, error: WireError) -> Refused:
+    def _refused(self, error: WireError) -> HttpError:
         if error.code == "selection-expired":
             # There is no selection here: the connection was taken away while it was in use.
             error = WireError("cancelled", "the connection has changed; ask again")
-        return Refused(STATUS[error.code], error, (*retry_headers(self._runtime, error),))
+        return HttpError(STATUS[error.code], error, (*retry_headers(self._runtime, error),))
 
     def _check_enabled(self) -> None:
         if not self._runtime.config.server.enabled:
-            raise Refused(404, WireError("unsupported", "the llm domain is not served here"))
+            raise HttpError(404, WireError("unsupported", "the llm domain is not served here"))
 
     def _read(self, body: bytes) -> CompleteRequest:
         artifact = self._artifacts.reader() if self._artifacts is not None else None
         return read_complete(body, max_depth=self._runtime.limits.json_depth, artifact=artifact)
 
-    def _options(self, request: CompleteRequest) -> Options:
+    def _options(self, request: CompleteRequest) -> GenerationOptions:
         """Raises `unsupported` where no connection is meant to serve this, or none takes such input."""
         declared = request.constraints
         # Of files there are only artifacts, and of these only texts get past their reading: any model takes those.
         taken = {"image", "file"} if self._artifacts is not None else {"image"}
         if others := sorted(declared.input - taken):
             raise WireError("unsupported", f"constraints.input: no connection here accepts {others[0]} input")
-        return Options(
+        return GenerationOptions(
             connection=self._connection(request),
-            needs=Requirements(
+            requirements=Requirements(
                 images="image" in declared.input, json=declared.structured_output, tools=declared.tool_calling
             ),
-            schema=request.schema,
+            response_schema=request.schema,
             continuations=request.continuations,
             names=request.names,
         )

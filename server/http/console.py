@@ -12,8 +12,8 @@ from starlette.routing import Route
 
 from server.chat import HelperPool
 from server.engine import device_report
-from server.http.asgi import Asgi, Receive, Refused, Scope, Send, respond
-from server.http.owner import Owner
+from server.http.asgi import Asgi, HttpError, Receive, Scope, Send, respond
+from server.http.owner import OwnerApi
 from server.wire.records import WireError
 
 DIRECTORY = Path(__file__).parent.parent / "console"
@@ -42,7 +42,7 @@ HEADERS = (
 class Console:
     """Routes of the console. Without `helpers` no schema is compiled."""
 
-    def __init__(self, owner: Owner, helpers: HelperPool | None) -> None:
+    def __init__(self, owner: OwnerApi, helpers: HelperPool | None) -> None:
         self._owner = owner
         self._helpers = helpers
         self._files = {each.name: each.read_bytes() for each in DIRECTORY.iterdir() if each.suffix in TYPES}
@@ -64,7 +64,7 @@ class Console:
     async def _send_file(self, send: Send, name: str) -> None:
         content = self._files.get(name)
         if content is None:
-            raise Refused(404, WireError("invalid-request", "the console has no such file"))
+            raise HttpError(404, WireError("invalid-request", "the console has no such file"))
         await respond(send, 200, content, [(b"content-type", TYPES[Path(name).suffix]), *HEADERS])
 
     async def device(self, scope: Scope, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,11 +74,11 @@ class Console:
     async def grammar(self, scope: Scope, body: Mapping[str, Any]) -> dict[str, Any]:
         """The GBNF of a tool's `schema`, and the keywords that are left to validation of the completed value."""
         if set(body) != {"schema"} or not isinstance(body["schema"], dict):
-            raise Refused(400, WireError("invalid-request", "the body must have one member, schema, an object"))
+            raise HttpError(400, WireError("invalid-request", "the body must have one member, schema, an object"))
         if self._helpers is None:
-            raise Refused(501, WireError("unsupported", "this server compiles no schemas"))
+            raise HttpError(501, WireError("unsupported", "this server compiles no schemas"))
         try:
             grammar = await self._helpers.grammar(body["schema"])
         except WireError as error:
-            raise Refused(400, error) from None
+            raise HttpError(400, error) from None
         return {"gbnf": grammar.gbnf, "checks": [{"path": path, "keyword": key} for path, key in grammar.checks]}

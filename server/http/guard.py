@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from urllib.parse import quote
 
 from server.config import LOOPBACK_HOSTS
-from server.http.asgi import App, Message, Receive, Refused, Scope, Send, header, respond, respond_refused
+from server.http.asgi import App, HttpError, Message, Receive, Scope, Send, header, respond, respond_error
 from server.logs import FIELDS, request_id
 from server.runtime.faults import log_fault
 from server.wire.records import WireError
@@ -46,7 +46,7 @@ _PROBES = ("/healthz", "/readyz", "/metrics")
 _EXPOSED = (b"access-control-expose-headers", b"X-Request-Id, Retry-After, Server-Timing")
 
 
-class Guard:
+class RequestMiddleware:
     def __init__(self, app: App, *, hosts: Iterable[str] = (), origins: Iterable[str] = ()) -> None:
         self._app = app
         self._hosts = frozenset(each.lower() for each in (*LOOPBACK_HOSTS, *hosts))
@@ -80,13 +80,13 @@ class Guard:
                     await respond(sending, 204, headers=[*_ALLOWED, *_private_network(scope)])
                     return
             await self._app(scope, receive, sending)
-        except Refused as refused:
-            await respond_refused(sending, refused)
+        except HttpError as refused:
+            await respond_error(sending, refused)
         except Exception as error:
             log_fault(log, "a request failed", error)
             if status == 0:
                 failure = WireError("provider-error", "the server failed")
-                await respond_refused(sending, Refused(500, failure))
+                await respond_error(sending, HttpError(500, failure))
         finally:
             # A path that no route knows may be anything, a misplaced secret included.
             path = quote(scope["path"]) if "endpoint" in scope else "-"
@@ -98,16 +98,16 @@ class Guard:
     def _check(self, scope: Scope) -> bytes | None:
         """The origin to answer by CORS, if any. Raises Refused: 403 for a foreign Host or Origin, 431 for headers."""
         if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
-            raise Refused(431, WireError("invalid-request", "the headers are too large"))
+            raise HttpError(431, WireError("invalid-request", "the headers are too large"))
         host = header(scope, b"host")
         if host is None or _host_name(host) not in self._hosts:
-            raise Refused(403, WireError("invalid-request", "this server does not answer under that host name"))
+            raise HttpError(403, WireError("invalid-request", "this server does not answer under that host name"))
         origin = header(scope, b"origin")
         if origin is None or origin.lower() == scope["scheme"].encode() + b"://" + host.lower():
             return None
         # The owner's page is served from here: no other origin ever has a reason to speak to the owner's API.
         if origin.lower() not in self._origins or scope["path"].startswith(("/owner", "/metrics")):
-            raise Refused(403, WireError("invalid-request", "this origin is not allowed"))
+            raise HttpError(403, WireError("invalid-request", "this origin is not allowed"))
         return origin
 
 

@@ -19,9 +19,9 @@ from starlette.routing import Route
 from server.engine.device import Gpu, gpus
 from server.engine.histogram import Histogram
 from server.http.asgi import Asgi, Receive, Scope, Send, respond
-from server.http.owner import Owner, resident
+from server.http.owner import OwnerApi, resident
 from server.runtime import Runtime
-from server.runtime.connections import Connection
+from server.runtime.connections import ServedModel
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -31,10 +31,10 @@ Labels = dict[str, str]
 Sample = tuple[Labels, float]
 
 
-class Metrics:
+class MetricsEndpoint:
     """The route, over one runtime."""
 
-    def __init__(self, runtime: Runtime, owner: Owner) -> None:
+    def __init__(self, runtime: Runtime, owner: OwnerApi) -> None:
         self._runtime = runtime
         self._owner = owner
 
@@ -96,7 +96,7 @@ def _add_generations(page: _Page, runtime: Runtime) -> None:
     )
 
 
-def _add_connections(page: _Page, connections: Iterable[Connection]) -> None:
+def _add_connections(page: _Page, connections: Iterable[ServedModel]) -> None:
     keyed = [({"connection": each.key}, each) for each in connections]
     loaded = [(at, each.loaded, each.loaded.stats()) for at, each in keyed if each.loaded is not None]
     counts = [(at, each.counts()) for at, each in keyed]
@@ -124,9 +124,11 @@ def _add_connections(page: _Page, connections: Iterable[Connection]) -> None:
     counter("cached_prompt_tokens", "Those of them found in cache", [(at, c.cache_read_tokens) for at, c in counts])
     counter("cache_hits", "Finished jobs that found any there", [(at, c.cache_hits) for at, c in counts])
     counter("output_tokens", "Tokens generated, for whatever came of them", [(at, c.output_tokens) for at, c in counts])
-    counter("forced_tokens", "Of finished jobs: forced by the grammar", [(at, c.forced_tokens) for at, c in counts])
-    counter("drafted_tokens", "Of finished jobs: decoded ahead", [(at, c.drafted_tokens) for at, c in counts])
-    counter("confirmed_tokens", "Those of them that the output has", [(at, c.confirmed_tokens) for at, c in counts])
+    counter(
+        "forced_tokens", "Of finished jobs: forced by the grammar", [(at, c.jump_forward_tokens) for at, c in counts]
+    )
+    counter("drafted_tokens", "Of finished jobs: decoded ahead", [(at, c.draft_tokens) for at, c in counts])
+    counter("confirmed_tokens", "Those of them that the output has", [(at, c.accepted_tokens) for at, c in counts])
     counter("worker_restarts", "Attempts to start a worker again", [(at, c.restarts) for at, c in counts])
     counter("worker_hangs", "Workers killed for want of progress", [(at, c.hangs) for at, c in counts])
     counter("load_failures", "Loads of a model that failed", [(at, each.failed_loads) for at, each in keyed])

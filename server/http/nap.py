@@ -14,8 +14,8 @@ from server.http.asgi import (
     Asgi,
     ClientGone,
     Headers,
+    HttpError,
     Receive,
-    Refused,
     Scope,
     Send,
     read_body,
@@ -55,7 +55,7 @@ SELECTED = "llm.select.result"
 log = logging.getLogger(__name__)
 
 
-class Nap:
+class NapApi:
     """The routes of one runtime."""
 
     def __init__(self, runtime: Runtime, tokens: TokenStore) -> None:
@@ -98,7 +98,7 @@ class Nap:
             return
         except BadEnvelope as bad:
             if bad.result_type is None or bad.id is None:
-                raise Refused(400, bad.error) from None
+                raise HttpError(400, bad.error) from None
             result = error_result(bad.result_type, bad.id, bad.error)
             await _terminal(send, result, streamed and bad.result_type == RESULT)
             return
@@ -111,7 +111,7 @@ class Nap:
 
     def _check_enabled(self) -> None:
         if not self._enabled:
-            raise Refused(404, WireError("unsupported", "the llm domain is not served here"))
+            raise HttpError(404, WireError("unsupported", "the llm domain is not served here"))
 
     def _read(self, body: bytes) -> Envelope:
         return read_envelope(body, max_depth=self._runtime.limits.json_depth)

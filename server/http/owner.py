@@ -18,8 +18,8 @@ from server.http import sse
 from server.http.asgi import (
     Asgi,
     ClientGone,
+    HttpError,
     Receive,
-    Refused,
     Scope,
     Send,
     read_body,
@@ -29,7 +29,7 @@ from server.http.asgi import (
 )
 from server.http.callers import bearer, unauthorized
 from server.runtime import Endpoint, Runtime
-from server.runtime.connections import Connection
+from server.runtime.connections import ServedModel
 from server.runtime.decisions import ConsentDecision, Decision
 from server.runtime.generation import LiveGeneration
 from server.state import Consent, Select, StateError, TokenStore
@@ -51,7 +51,7 @@ Answer = Callable[[Scope, Mapping[str, Any]], Awaitable[dict[str, Any] | None]]
 """Takes the request's path parameters and body; gives what to answer, None for 204. Raises Refused."""
 
 
-class Owner:
+class OwnerApi:
     """The owner's routes over one runtime."""
 
     def __init__(self, runtime: Runtime, tokens: TokenStore, owner_token: str) -> None:
@@ -97,7 +97,7 @@ class Owner:
     def authenticate(self, scope: Scope) -> None:
         """Raises Refused: 403 from elsewhere, 401 without the owner's token."""
         if not self._is_owners_address(scope):
-            raise Refused(403, WireError("invalid-request", "the owner's API does not answer to that address"))
+            raise HttpError(403, WireError("invalid-request", "the owner's API does not answer to that address"))
         token = bearer(scope)
         if token is None or not hmac.compare_digest(token.encode(), self._secret):
             raise unauthorized()
@@ -174,7 +174,7 @@ class Owner:
             ],
         }
 
-    def _connection(self, connection: Connection) -> dict[str, Any]:
+    def _connection(self, connection: ServedModel) -> dict[str, Any]:
         engine = connection.loaded
         value: dict[str, Any] = {
             "key": connection.key,
@@ -196,7 +196,7 @@ class Owner:
                 "workerActive": stats.worker_active,
                 "workerQueued": stats.worker_queued,
                 "outputTokens": stats.output_tokens,
-                "forcedTokens": stats.forced_tokens,
+                "forcedTokens": stats.jump_forward_tokens,
                 "restarts": stats.restarts,
                 "notes": list(engine.info.notes),
             }
@@ -311,11 +311,11 @@ class Owner:
     async def load(self, scope: Scope, body: Mapping[str, Any]) -> None:
         connection = self._named(scope, body)
         if not connection.enabled:
-            raise Refused(409, WireError("unsupported", "the connection is disabled"))
+            raise HttpError(409, WireError("unsupported", "the connection is disabled"))
         try:
             await connection.load()
         except WireError as error:
-            raise Refused(502, error) from None
+            raise HttpError(502, error) from None
 
     async def unload(self, scope: Scope, body: Mapping[str, Any]) -> None:
         self._runtime.unload(self._named(scope, body))
@@ -326,7 +326,7 @@ class Owner:
     async def enable(self, scope: Scope, body: Mapping[str, Any]) -> None:
         self._runtime.enable(self._named(scope, body))
 
-    def _named(self, scope: Scope, body: Mapping[str, Any]) -> Connection:
+    def _named(self, scope: Scope, body: Mapping[str, Any]) -> ServedModel:
         _take(body)
         connection = self._runtime.connection(scope["path_params"]["key"])
         if connection is None:
@@ -390,9 +390,9 @@ def _take(body: Mapping[str, Any], *names: str) -> tuple[str, ...]:
     return tuple(body[name] for name in names)
 
 
-def _bad(message: str) -> Refused:
-    return Refused(400, WireError("invalid-request", message))
+def _bad(message: str) -> HttpError:
+    return HttpError(400, WireError("invalid-request", message))
 
 
-def _unknown(what: str) -> Refused:
-    return Refused(404, WireError("invalid-request", f"there is no such {what}"))
+def _unknown(what: str) -> HttpError:
+    return HttpError(404, WireError("invalid-request", f"there is no such {what}"))

@@ -2,7 +2,7 @@
 
 from server.runtime.endpoint import Caller, Endpoint
 from server.runtime.generation import LiveGeneration
-from server.runtime.options import Options
+from server.runtime.options import GenerationOptions
 from server.runtime.runtime import Runtime
 
-__all__ = ["Caller", "Endpoint", "LiveGeneration", "Options", "Runtime"]
+__all__ = ["Caller", "Endpoint", "GenerationOptions", "LiveGeneration", "Runtime"]

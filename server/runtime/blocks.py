@@ -38,7 +38,7 @@ class _Waiting:
     text: list[str] | None = None
 
 
-class Blocks:
+class BlockAssembler:
     """What the model has said so far. `push` takes block events, `take` gives the deltas that are due.
 
     What waits is bounded by the output itself: one start, one fragment and one end per block, however slow the reader.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 
-class Changes:
+class ChangeFeed:
     """`notify` costs nothing while nobody waits; whoever waits learns that something changed, and looks for himself."""
 
     def __init__(self) -> None:

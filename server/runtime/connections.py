@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from server.chat import Capabilities, ChatSettings, ImageLimits
-from server.config import ConnectionConfig
+from server.config import ModelConfig
 from server.engine import EngineError
-from server.engine.counts import Counts
+from server.engine.counts import EngineCounters
 from server.engine.histogram import Histogram
 from server.engine.params import Sampling
 from server.runtime.clock import Clock, Timer
-from server.runtime.policy import Parameters, Supports, resolve, supported
+from server.runtime.policy import GenerationDefaults, ModelLimits, resolve, supported
 from server.runtime.ports import ChatService, FetchFile, ModelEngine, StartEngine
 from server.wire.records import Requirements, WireError
 
@@ -34,7 +34,7 @@ _IMAGES = ImageLimits()
 
 
 @dataclass(frozen=True, slots=True)
-class Stamp:
+class FileVersion:
     """What tells one state of a model's file from another."""
 
     inode: int
@@ -45,12 +45,12 @@ class Stamp:
     content, which would take a minute for a large model."""
 
 
-class Connection:
+class ServedModel:
     """One way to a model. Its `revision` changes whenever handles to it must end: other file, disabled by the owner."""
 
     def __init__(
         self,
-        config: ConnectionConfig,
+        config: ModelConfig,
         *,
         queue: int,
         patience: float = 0.0,
@@ -59,7 +59,7 @@ class Connection:
         fetch_file: FetchFile,
         clock: Clock,
         changed: Callable[[], None] = lambda: None,
-        expired: Callable[[Connection], None] = lambda _: None,
+        expired: Callable[[ServedModel], None] = lambda _: None,
         make_room: Callable[[], Awaitable[bool]] | None = None,
         images: ImageLimits = _IMAGES,
     ) -> None:
@@ -70,8 +70,8 @@ class Connection:
             system_messages=config.system_messages,
             images=images,
         )
-        self.supports = Supports()
-        self.parameters = Parameters()
+        self.supports = ModelLimits()
+        self.parameters = GenerationDefaults()
         """How its model generates; settled with its capabilities."""
         self.enabled = True
         self.revision = 0
@@ -89,7 +89,7 @@ class Connection:
         self._path: Path | None = None
         self._projector: Path | None = None
         self._draft: Path | None = None
-        self._stamps: list[Stamp] | None = None
+        self._stamps: list[FileVersion] | None = None
         self._capabilities: Capabilities | None = None
         self._fetching: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
@@ -101,16 +101,16 @@ class Connection:
         self.loads = Histogram(LOADS)
         """Times of the loads that succeeded."""
         self.failed_loads = 0
-        self._past = Counts()
+        self._past = EngineCounters()
         self._retired: set[asyncio.Task[None]] = set()
 
     @property
     def loading(self) -> bool:
         return self._loading is not None
 
-    def counts(self) -> Counts:
+    def counts(self) -> EngineCounters:
         """What all engines of this connection have done so far."""
-        total = Counts()
+        total = EngineCounters()
         total.add(self._past)
         if self.loaded is not None:
             total.add(self.loaded.counts)
@@ -123,11 +123,11 @@ class Connection:
     async def ready(self) -> Path:
         """The model's file, and what belongs to it, found or fetched, again where it has been removed. Raises
         `provider-error` with a safe reason."""
-        if not self.revalidate():
+        if not self.refresh_file():
             if self._fetching is None:
                 self._fetching = _shared(self._fetch())
             await _join(self._fetching)
-            if not self.revalidate():
+            if not self.refresh_file():
                 raise _unloadable("the connection's model file cannot be read")
         assert self._path is not None
         return self._path
@@ -146,11 +146,11 @@ class Connection:
         finally:
             self._fetching = None
 
-    def revalidate(self) -> bool:
+    def refresh_file(self) -> bool:
         """Looks at the files again. Where one has changed, the revision does, and its engine is retired."""
         if self._path is None:
             return False
-        stamps = [_stamp(path) for path in (self._path, self._projector, self._draft) if path is not None]
+        stamps = [_file_version(path) for path in (self._path, self._projector, self._draft) if path is not None]
         known = [stamp for stamp in stamps if stamp is not None]
         if len(known) < len(stamps):
             return False
@@ -178,7 +178,7 @@ class Connection:
         """What the model can do, cut down to what the owner offers, true when it returns: what changes while this waits
         is looked at again. Raises `provider-error`; `selection-expired` where the owner has disabled the connection."""
         while self.enabled:
-            if self.revalidate() and self._capabilities is not None:
+            if self.refresh_file() and self._capabilities is not None:
                 return self._capabilities
             if self._looking is None:
                 self._looking = _shared(self._look())
@@ -190,15 +190,15 @@ class Connection:
             path = await self.ready()
             found = await self._chat.inspect(str(path), self.settings)
             self._capabilities = self._restrict(found)
-            self._settle(found)
+            self._cache_capabilities(found)
         finally:
             if self._looking is asyncio.current_task():
                 self._looking = None
 
-    def _settle(self, found: Capabilities) -> None:
+    def _cache_capabilities(self, found: Capabilities) -> None:
         config = self.config
         self.supports = supported(config, found)
-        wished = Parameters(config.reasoning_effort, config.thinking, config.temperature)
+        wished = GenerationDefaults(config.reasoning_effort, config.thinking, config.temperature)
         self.parameters = resolve(wished, self.supports)
         self.settings = replace(
             self.settings, thinking=self.parameters.thinking, reasoning_effort=self.parameters.reasoning_effort
@@ -317,7 +317,7 @@ class Connection:
                     raise
                 return await self._start_engine(spec)
             # Rather whole on the GPUs than in part, beside a model that nobody uses.
-            if engine.info.crowded and self._make_room is not None and await self._make_room():
+            if engine.info.gpu_contended and self._make_room is not None and await self._make_room():
                 await engine.close()
                 return await self._start_engine(spec)
             return engine
@@ -390,15 +390,15 @@ async def _abandon(loading: asyncio.Task[ModelEngine]) -> None:
     await engine.close()
 
 
-def _stamp(path: Path) -> Stamp | None:
+def _file_version(path: Path) -> FileVersion | None:
     try:
         status = path.stat()
     except OSError:
         return None
-    return Stamp(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return FileVersion(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
-def meets(config: ConnectionConfig, capabilities: Capabilities, requirements: Requirements) -> bool:
+def satisfies(config: ModelConfig, capabilities: Capabilities, requirements: Requirements) -> bool:
     """Whether a connection can do all that is required, without any downgrade (NAP-LLM, "Requirements")."""
     return (
         (requirements.model is None or requirements.model == config.model)

@@ -23,7 +23,7 @@ _BYTES_OF_A_TOKEN = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Amount:
+class DisclosedAmount:
     """How many of something are disclosed, and their size in bytes: of text as UTF-8, of images as files."""
 
     count: int
@@ -40,15 +40,15 @@ class Disclosure:
     model: str
     route: str
     charge: str
-    messages: dict[str, Amount]
+    messages: dict[str, DisclosedAmount]
     """By role; their text and the calls they replay."""
-    images: Amount
-    tool_definitions: Amount
+    images: DisclosedAmount
+    tool_definitions: DisclosedAmount
     tool_names: tuple[str, ...]
-    tool_results: Amount
-    answer_schema: Amount
+    tool_results: DisclosedAmount
+    answer_schema: DisclosedAmount
     """The JSON Schema that the answer is to follow, where the request brings one."""
-    continuations: Amount
+    continuations: DisclosedAmount
     """Earlier turns that are put back as the model wrote them, what it thought among it; bytes are those of their
     tokens, four each."""
 
@@ -93,7 +93,7 @@ class SelectionDecision:
 Decision = ConsentDecision | SelectionDecision
 
 
-class Decisions:
+class PendingDecisions:
     """The decisions that wait for the owner, oldest first."""
 
     def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
@@ -142,7 +142,9 @@ class Decisions:
             self._changed()
 
 
-def count_disclosed(request: GenerationRequest) -> tuple[dict[str, Amount], Amount, Amount, Amount]:
+def count_disclosed(
+    request: GenerationRequest,
+) -> tuple[dict[str, DisclosedAmount], DisclosedAmount, DisclosedAmount, DisclosedAmount]:
     """What a request discloses: messages by role, images, tool definitions, tool results."""
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
@@ -164,20 +166,20 @@ def count_disclosed(request: GenerationRequest) -> tuple[dict[str, Amount], Amou
         counts["tool"] += 1
         sizes["tool"] += _size(tool.parameters) + len(tool.name) + len((tool.description or "").encode())
 
-    def amount(what: str) -> Amount:
-        return Amount(counts[what], sizes[what])
+    def amount(what: str) -> DisclosedAmount:
+        return DisclosedAmount(counts[what], sizes[what])
 
     roles = {role: amount(role) for role in ("system", "user", "assistant") if counts[role]}
     return roles, amount("image"), amount("tool"), amount("toolResult")
 
 
-def count_schema(schema: Mapping[str, Any] | bool | None) -> Amount:
-    return Amount(0, 0) if schema is None else Amount(1, _size(schema))
+def count_schema(schema: Mapping[str, Any] | bool | None) -> DisclosedAmount:
+    return DisclosedAmount(0, 0) if schema is None else DisclosedAmount(1, _size(schema))
 
 
-def count_continued(continued: Mapping[int, int]) -> Amount:
+def count_continued(continued: Mapping[int, int]) -> DisclosedAmount:
     """Of earlier turns, by their tokens."""
-    return Amount(len(continued), _BYTES_OF_A_TOKEN * sum(continued.values()))
+    return DisclosedAmount(len(continued), _BYTES_OF_A_TOKEN * sum(continued.values()))
 
 
 def _size(value: object) -> int:

@@ -16,10 +16,10 @@ from typing import Literal
 from server.chat import MOST_CALLS
 from server.chat.events import BlockEvent
 from server.engine.messages import Logprob
-from server.runtime.blocks import Blocks
+from server.runtime.blocks import BlockAssembler
 from server.runtime.clock import Timer
 from server.runtime.endpoint import Caller, Endpoint
-from server.runtime.options import Options
+from server.runtime.options import GenerationOptions
 from server.wire.complete import Continuation
 from server.wire.records import Delta, Generation, GenerationRequest, WireError
 
@@ -42,12 +42,12 @@ class LiveGeneration:
     """
 
     def __init__(
-        self, caller: Caller, id: str, request: GenerationRequest, number: int, options: Options | None = None
+        self, caller: Caller, id: str, request: GenerationRequest, number: int, options: GenerationOptions | None = None
     ) -> None:
         self.caller = caller
         self.id = id
         self.request = request
-        self.options = options or Options()
+        self.options = options or GenerationOptions()
         self.number = number
         """The runtime's own name for it: its job with the engine, and what the owner sees."""
         self.entered: dict[Stage, float] = {}
@@ -78,7 +78,7 @@ class LiveGeneration:
         self.task: asyncio.Task[None] | None = None
         self.timer: Timer | None = None
         self.on_settled: list[Callable[[], None]] = []
-        self._blocks = Blocks(id, MOST_CALLS if self.options.parallel else 1)
+        self._blocks = BlockAssembler(id, MOST_CALLS if self.options.parallel else 1)
         self._reader: asyncio.Future[None] | None = None
 
     @property
@@ -95,7 +95,7 @@ class LiveGeneration:
         self.entered.setdefault(stage, time.monotonic())
 
     @property
-    def blocks(self) -> Blocks:
+    def blocks(self) -> BlockAssembler:
         return self._blocks
 
     def settle(self, outcome: Outcome, cause: Cause | None = None) -> bool:

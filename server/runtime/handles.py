@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from server.runtime.connections import Connection
+from server.runtime.connections import ServedModel
 from server.runtime.endpoint import Endpoint
 from server.wire.records import WireError
 
@@ -19,7 +19,7 @@ from server.wire.records import WireError
 @dataclass(frozen=True, slots=True)
 class _Selection:
     endpoint: Endpoint
-    connection: Connection
+    connection: ServedModel
     revision: int
 
 
@@ -30,10 +30,10 @@ class Handles:
     def __init__(self, per_token: int) -> None:
         self._per_token = per_token
         self._selections: dict[str, _Selection] = {}
-        self._tokens: dict[str, dict[tuple[Endpoint, Connection], str]] = {}
+        self._tokens: dict[str, dict[tuple[Endpoint, ServedModel], str]] = {}
         """By token: its handles, that of the latest selection last."""
 
-    def issue(self, endpoint: Endpoint, connection: Connection) -> str:
+    def issue(self, endpoint: Endpoint, connection: ServedModel) -> str:
         """The endpoint's handle to the connection as it is now; the same one as long as that holds."""
         own = self._tokens.setdefault(endpoint.token, {})
         handle = own.pop((endpoint, connection), None)
@@ -46,18 +46,18 @@ class Handles:
             self._forget(next(iter(own.values())))
         return handle
 
-    def held(self, endpoint: Endpoint, connection: Connection) -> bool:
+    def held(self, endpoint: Endpoint, connection: ServedModel) -> bool:
         """Whether the endpoint has a handle to the connection as it is now."""
         handle = self._tokens.get(endpoint.token, {}).get((endpoint, connection))
         return handle is not None and self._selections[handle].revision == connection.revision
 
-    def resolve(self, endpoint: Endpoint, handle: str) -> Connection:
+    def resolve(self, endpoint: Endpoint, handle: str) -> ServedModel:
         """Raises `selection-expired`. Looks at the connection's file, but loads nothing and asks nobody."""
         selection = self._selections.get(handle)
         if selection is None or selection.endpoint != endpoint:
             raise expired()
         connection = selection.connection
-        if not connection.enabled or not connection.revalidate() or connection.revision != selection.revision:
+        if not connection.enabled or not connection.refresh_file() or connection.revision != selection.revision:
             self._forget(handle)
             raise expired()
         return connection

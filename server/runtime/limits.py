@@ -20,7 +20,7 @@ MAX_ASKERS = 16_384
 """Who is remembered at most; whoever asked longest ago is forgotten first."""
 
 
-class Rate(Generic[Asker]):
+class RateLimiter(Generic[Asker]):
     """Requests of one asker in any minute; 0: no limit. One is forgotten once its last request is a minute old."""
 
     WINDOW = 60.0
@@ -57,8 +57,8 @@ class Rates:
     """What an endpoint may ask in any minute, and all endpoints of its token together."""
 
     def __init__(self, limits: Limits) -> None:
-        self.endpoints: Rate[Endpoint] = Rate(limits.requests_per_minute)
-        self.tokens: Rate[str] = Rate(limits.requests_per_minute_per_token)
+        self.endpoints: RateLimiter[Endpoint] = RateLimiter(limits.requests_per_minute)
+        self.tokens: RateLimiter[str] = RateLimiter(limits.requests_per_minute_per_token)
 
     def admit(self, endpoint: Endpoint, now: float) -> None:
         """Counts one request. Raises `quota-exceeded` where it is one too many; that one is not counted."""

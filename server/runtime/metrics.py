@@ -16,7 +16,7 @@ NO_CONNECTION = ""
 """In place of a connection's key, for what ended before its connection was known."""
 
 
-class Metrics:
+class GenerationCounters:
     """Counts generations at the two moments that matter: their first token, and their settlement."""
 
     def __init__(self) -> None:

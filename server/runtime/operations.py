@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from server.runtime.clock import Clock
-from server.runtime.connections import Connection
+from server.runtime.connections import ServedModel
 from server.runtime.endpoint import Endpoint
 from server.wire.records import WireError
 
@@ -25,7 +25,7 @@ class Operation:
     """One that waits. `connection` is the one it is about, where that is settled already."""
 
     endpoint: Endpoint
-    connection: Connection | None
+    connection: ServedModel | None
     ended: asyncio.Future[WireError] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def end(self, error: WireError) -> None:
@@ -54,7 +54,7 @@ class Operations:
         self,
         work: Coroutine[Any, Any, T],
         endpoint: Endpoint,
-        connection: Connection | None = None,
+        connection: ServedModel | None = None,
         *,
         seconds: float,
     ) -> T:

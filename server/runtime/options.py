@@ -11,19 +11,19 @@ from server.wire.records import Requirements
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class GenerationOptions:
     """Nothing asked is what NAP-LLM asks. Whoever fills this in has checked it; what it does to the output is the
     runtime's business alone, so that every projection has one settlement, one consent and one set of limits."""
 
     connection: str | None = None
     """Key of the connection to use, in place of the request's handle (which is not looked at then)."""
-    needs: Requirements | None = None
+    requirements: Requirements | None = None
     """What the connection must be able to do. Where none is named, the first that can is used, as by `select`."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `engine.messages.Sampling` that take the place of the connection's own."""
-    schema: Mapping[str, Any] | bool | None = None
+    response_schema: Mapping[str, Any] | bool | None = None
     """JSON Schema of the answer, which comes as the text of that JSON. It need not describe an object."""
-    allowed: frozenset[str] | None = None
+    allowed_tools: frozenset[str] | None = None
     """The tools that may be called, where not all that are described may."""
     parallel: bool = True
     """Whether a turn may hold more than one call."""

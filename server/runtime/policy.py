@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from server.chat import Capabilities
-from server.config import ConnectionConfig
+from server.config import ModelConfig
 from server.engine.params import PARAMS
 from server.wire.records import ReasoningEffort
 
@@ -19,7 +19,7 @@ LADDER: tuple[ReasoningEffort, ...] = get_args(ReasoningEffort)
 
 
 @dataclass(frozen=True, slots=True)
-class Parameters:
+class GenerationDefaults:
     """Parameters of generation. None: nothing is asked of the model, it does as its file and template have it."""
 
     reasoning_effort: ReasoningEffort | None = None
@@ -33,7 +33,7 @@ class Parameters:
 
 
 @dataclass(frozen=True, slots=True)
-class Supports:
+class ModelLimits:
     """What a model takes. `temperature_max` is inclusive; `max_output_tokens` 0: no limit."""
 
     reasoning_efforts: Sequence[ReasoningEffort] = ()
@@ -44,13 +44,13 @@ class Supports:
     max_output_tokens: int = 0
 
 
-def supported(config: ConnectionConfig, capabilities: Capabilities) -> Supports:
+def supported(config: ModelConfig, capabilities: Capabilities) -> ModelLimits:
     """What the owner says that the model takes, and its template can tell it: never more than either."""
     said = config.supports
     efforts = capabilities.reasoning_efforts
     if said.reasoning_efforts is not None:
         efforts = tuple(effort for effort in efforts if effort in said.reasoning_efforts)
-    return Supports(
+    return ModelLimits(
         reasoning_efforts=efforts,
         thinking=capabilities.thinking and said.thinking is not False,
         temperature=said.temperature,
@@ -60,7 +60,7 @@ def supported(config: ConnectionConfig, capabilities: Capabilities) -> Supports:
     )
 
 
-def resolve(wished: Parameters, supports: Supports) -> Parameters:
+def resolve(wished: GenerationDefaults, supports: ModelLimits) -> GenerationDefaults:
     """The parameters to generate with. Resolving what has been resolved changes nothing.
 
     An effort goes to the nearest that is supported, of two as near to the lower, and is left out only where there is
@@ -75,9 +75,9 @@ def resolve(wished: Parameters, supports: Supports) -> Parameters:
     temperature = None
     if wished.temperature is not None and supports.temperature:
         temperature = min(wished.temperature, supports.temperature_max)
-    resolved = Parameters(effort, thinking, temperature)
+    resolved = GenerationDefaults(effort, thinking, temperature)
     if resolved.reasons and not supports.temperature_with_reasoning:
-        return Parameters(effort, thinking)
+        return GenerationDefaults(effort, thinking)
     return resolved
 
 

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from server.chat import Capabilities, ChatSettings, Conversation, ParserSpec, Prepared
+from server.chat import Capabilities, ChatSettings, ParserSpec, PreparedPrompt, PromptRequest
 from server.chat.events import BlockEvent
-from server.config import Source
-from server.engine.counts import Counts
-from server.engine.messages import EngineStats, Event, Failed, Job, ModelInfo, ModelSpec
+from server.config import ModelSource
+from server.engine.counts import EngineCounters
+from server.engine.messages import EngineConfig, EngineRequest, EngineStats, Event, Failed, ModelInfo
 from server.wire.records import Tool
 
 
@@ -19,7 +19,7 @@ class ChatService(Protocol):
 
     async def inspect(self, model_path: str, settings: ChatSettings) -> Capabilities: ...
 
-    async def prepare(self, model_path: str, settings: ChatSettings, conversation: Conversation) -> Prepared: ...
+    async def prepare(self, model_path: str, settings: ChatSettings, conversation: PromptRequest) -> PreparedPrompt: ...
 
     async def check_tools(self, tools: Sequence[Tool], scope: str) -> None: ...
 
@@ -69,11 +69,11 @@ class ModelEngine(Protocol):
     def pid(self) -> int: ...
 
     @property
-    def counts(self) -> Counts: ...
+    def counts(self) -> EngineCounters: ...
 
     def stats(self) -> EngineStats: ...
 
-    def generate(self, job: Job) -> Events: ...
+    def generate(self, job: EngineRequest) -> Events: ...
 
     async def check(self, tokens: int, sizes: Iterable[tuple[int, int]]) -> Failed | None:
         """Why a prompt of so many tokens of text and images of these sizes (width, height) would be refused."""
@@ -90,10 +90,10 @@ class ModelEngine(Protocol):
     async def close(self) -> None: ...
 
 
-StartEngine = Callable[[ModelSpec], Awaitable[ModelEngine]]
+StartEngine = Callable[[EngineConfig], Awaitable[ModelEngine]]
 """Loads a model. Raises EngineError."""
 
 MakeParser = Callable[[ParserSpec], OutputParser]
 
-FetchFile = Callable[[Source], Path]
+FetchFile = Callable[[ModelSource], Path]
 """The model's file on this machine, fetched where it is missing. Blocks; called in a thread."""

@@ -30,19 +30,19 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Literal
 
-from server.chat import Capabilities, Conversation, ImageLimits, MalformedOutput, Prepared
+from server.chat import Capabilities, ImageLimits, MalformedOutput, PreparedPrompt, PromptRequest
 from server.chat.events import BlockEnd, BlockStart
 from server.config import Config, Limits
-from server.engine.messages import Done, Failed, Job, Text
+from server.engine.messages import EngineRequest, Failed, Finished, TextChunk
 from server.logs import FIELDS
-from server.runtime.changes import Changes
+from server.runtime.changes import ChangeFeed
 from server.runtime.clock import Clock, LoopClock
-from server.runtime.connections import Connection, meets, selection_changed
+from server.runtime.connections import ServedModel, satisfies, selection_changed
 from server.runtime.continuation import Continuations
 from server.runtime.decisions import (
     ConsentDecision,
-    Decisions,
     Disclosure,
+    PendingDecisions,
     SelectionDecision,
     count_continued,
     count_disclosed,
@@ -54,9 +54,9 @@ from server.runtime.generation import Cause, LiveGeneration, Outcome
 from server.runtime.handles import Handles
 from server.runtime.limits import Rates, check_places
 from server.runtime.logprobs import AnswerLogprobs
-from server.runtime.metrics import Metrics
+from server.runtime.metrics import GenerationCounters
 from server.runtime.operations import Operations
-from server.runtime.options import Options
+from server.runtime.options import GenerationOptions
 from server.runtime.ports import ChatService, FetchFile, MakeParser, ModelEngine, StartEngine
 from server.runtime.usage import count_reasoning
 from server.wire import check_generation, strict_json
@@ -76,7 +76,7 @@ from server.wire.records import (
 
 log = logging.getLogger(__name__)
 
-_NO_OPTIONS = Options()
+_NO_OPTIONS = GenerationOptions()
 NO_CHARGE = "no charge: the model runs on this server"
 
 
@@ -102,10 +102,10 @@ class Runtime:
         self.config = config
         self.limits = config.server.limits
         self.clock: Clock = clock or LoopClock()
-        self.changes = Changes()
-        self.metrics = Metrics()
+        self.changes = ChangeFeed()
+        self.metrics = GenerationCounters()
         self.connections = tuple(
-            Connection(
+            ServedModel(
                 each,
                 queue=self.limits.queue,
                 patience=config.server.watchdog,
@@ -121,7 +121,7 @@ class Runtime:
             for each in config.connections
         )
         self.handles = Handles(self.limits.handles_per_token)
-        self.decisions = Decisions(self.changes.notify)
+        self.decisions = PendingDecisions(self.changes.notify)
         self._chat = chat
         self._continuations = Continuations(secret or secrets.token_bytes(32))
         self._make_parser = make_parser
@@ -148,13 +148,13 @@ class Runtime:
         return model
 
     async def _select(self, caller: Caller, requirements: Requirements) -> Model:
-        able = await self._able(requirements, caller.select)
+        able = await self._eligible(requirements, caller.select)
         if not able:
             raise WireError("unsupported", "no connection meets the requirements")
         connection, capabilities = able[0]
         if caller.select == "ask":
             expires = time.time() + self.config.server.deadline
-            connection, capabilities = await self._choose(caller, able, requirements, expires)
+            connection, capabilities = await self._ask_owner(caller, able, requirements, expires)
         handle = self.handles.issue(caller.endpoint, connection)
         self.changes.notify()
         return self._model(handle, connection, capabilities)
@@ -175,7 +175,7 @@ class Runtime:
         check_places(self._operations.endpoints(), caller.endpoint, self.limits, "selections")
 
     def generate(
-        self, caller: Caller, id: str, request: GenerationRequest, options: Options = _NO_OPTIONS
+        self, caller: Caller, id: str, request: GenerationRequest, options: GenerationOptions = _NO_OPTIONS
     ) -> LiveGeneration:
         """Registers the generation, starts its deadline and sets it going. Raises `invalid-request` on an id in use,
         `quota-exceeded` over a limit, and `provider-error` (reason: shutdown) where the server is about to end; every
@@ -190,7 +190,7 @@ class Runtime:
         deadline = self.clock.now() + self.config.server.deadline
         live.timer = self.clock.call_later(self.config.server.deadline, lambda: live.settle(_timeout()))
         live.on_settled.append(lambda: self._unregister(live))
-        live.task = asyncio.create_task(self._drive(live, deadline))
+        live.task = asyncio.create_task(self._guarded_run(live, deadline))
         self.changes.notify()
         self._tasks.add(live.task)
         live.task.add_done_callback(self._tasks.discard)
@@ -216,7 +216,7 @@ class Runtime:
 
     # --- ends that come from outside
 
-    def end(self, ends: Callable[[Endpoint], bool]) -> None:
+    def revoke(self, ends: Callable[[Endpoint], bool]) -> None:
         """Cancels all work and ends all handles of the endpoints for which `ends` holds."""
         self.handles.end(ends)
         self._settle(lambda live: ends(live.endpoint), _revoked(), "revoked")
@@ -224,13 +224,13 @@ class Runtime:
         self.changes.notify()
 
     def end_endpoint(self, endpoint: Endpoint) -> None:
-        self.end(lambda each: each == endpoint)
+        self.revoke(lambda each: each == endpoint)
 
     def end_account(self, token: str, account: str) -> None:
-        self.end(lambda each: each.token == token and each.account == account)
+        self.revoke(lambda each: each.token == token and each.account == account)
 
     def end_token(self, token: str) -> None:
-        self.end(lambda each: each.token == token)
+        self.revoke(lambda each: each.token == token)
 
     def stop(self, number: int) -> bool:
         """The owner's own cancel. Whether such a generation was active."""
@@ -252,25 +252,25 @@ class Runtime:
 
     # --- the owner's hand on the models
 
-    def connection(self, key: str) -> Connection | None:
+    def connection(self, key: str) -> ServedModel | None:
         return next((each for each in self.connections if each.key == key), None)
 
-    def unload(self, connection: Connection) -> None:
+    def unload(self, connection: ServedModel) -> None:
         """Gives the model's memory back at once. Its work ends; handles stay and load it again."""
         self._settle_on(connection, WireError("cancelled", "the owner unloaded the model"), "unloaded")
         connection.unload()
 
-    def disable(self, connection: Connection) -> None:
+    def disable(self, connection: ServedModel) -> None:
         """Takes the connection away: its work is cancelled and its handles end."""
         connection.enabled = False
         self._settle_on(connection, WireError("cancelled", "the owner disabled the connection"), "disabled")
         connection.expire()
 
-    def enable(self, connection: Connection) -> None:
+    def enable(self, connection: ServedModel) -> None:
         connection.enabled = True
         self.changes.notify()
 
-    def _selections_ended(self, connection: Connection) -> None:
+    def _selections_ended(self, connection: ServedModel) -> None:
         """What was selected is no longer what would be used, or what is being used."""
         self._settle_on(connection, selection_changed())
         self._operations.end(lambda operation: operation.connection is connection, selection_changed())
@@ -281,7 +281,7 @@ class Runtime:
         await asyncio.gather(*(connection.release() for connection in idle))
         return bool(idle)
 
-    def _settle_on(self, connection: Connection, outcome: WireError, cause: Cause | None = None) -> None:
+    def _settle_on(self, connection: ServedModel, outcome: WireError, cause: Cause | None = None) -> None:
         self._settle(lambda live: live.connection == connection.key, outcome, cause)
 
     # --- the end
@@ -322,7 +322,7 @@ class Runtime:
 
     # --- selection
 
-    async def _able(self, requirements: Requirements, select: str) -> list[tuple[Connection, Capabilities]]:
+    async def _eligible(self, requirements: Requirements, select: str) -> list[tuple[ServedModel, Capabilities]]:
         """The connections that meet the requirements. Where the owner's standing choice counts it is the first, and no
         other is looked at: its file may have to be fetched."""
         able = []
@@ -335,7 +335,7 @@ class Runtime:
             except WireError as error:
                 broken = error if connection.enabled else broken
                 continue
-            if meets(connection.config, capabilities, requirements):
+            if satisfies(connection.config, capabilities, requirements):
                 able.append((connection, capabilities))
                 if select == "default":
                     break
@@ -343,9 +343,9 @@ class Runtime:
             raise broken
         return able
 
-    async def _choose(
-        self, caller: Caller, able: list[tuple[Connection, Capabilities]], requirements: Requirements, expires: float
-    ) -> tuple[Connection, Capabilities]:
+    async def _ask_owner(
+        self, caller: Caller, able: list[tuple[ServedModel, Capabilities]], requirements: Requirements, expires: float
+    ) -> tuple[ServedModel, Capabilities]:
         """Asks the owner, for as long as what needs the answer waits for it: until `expires` at most, in seconds since
         the epoch."""
         choices = tuple(connection.key for connection, _ in able)
@@ -357,27 +357,27 @@ class Runtime:
         if not connection.enabled:
             raise WireError("unsupported", "the chosen connection has been disabled")
         capabilities = await connection.capabilities()
-        if not meets(connection.config, capabilities, requirements):
+        if not satisfies(connection.config, capabilities, requirements):
             raise WireError("unsupported", "the chosen connection does not meet the requirements any more")
         return connection, capabilities
 
-    async def _handle(self, live: LiveGeneration) -> str:
+    async def _resolve(self, live: LiveGeneration) -> str:
         """The request's handle; where the options name a connection or what it must do, the endpoint's own to that one.
 
         An owner who makes an endpoint's choices is asked before its first handle, as by `select`.
         """
         options = live.options
-        if options.connection is None and options.needs is None:
+        if options.connection is None and options.requirements is None:
             return live.request.handle
-        needs = options.needs or Requirements()
+        needs = options.requirements or Requirements()
         if options.connection is None:
-            able = await self._able(needs, live.caller.select)
+            able = await self._eligible(needs, live.caller.select)
         else:
             named = self.connection(options.connection)
             if named is None or not named.enabled:
                 raise WireError("unsupported", "no such connection is offered")
             capabilities = await named.capabilities()
-            able = [(named, capabilities)] if meets(named.config, capabilities, needs) else []
+            able = [(named, capabilities)] if satisfies(named.config, capabilities, needs) else []
             needs = replace(needs, model=named.config.model)
         if not able:
             raise WireError("unsupported", "no connection meets the requirements")
@@ -386,15 +386,15 @@ class Runtime:
             held = [each for each, _ in able if self.handles.held(live.endpoint, each)]
             asked = time.monotonic()
             expires = live.created + self.config.server.deadline
-            connection = held[0] if held else (await self._choose(live.caller, able, needs, expires))[0]
+            connection = held[0] if held else (await self._ask_owner(live.caller, able, needs, expires))[0]
             live.decided_in += time.monotonic() - asked
         return self.handles.issue(live.endpoint, connection)
 
-    def route_of(self, connection: Connection) -> str:
+    def route_of(self, connection: ServedModel) -> str:
         """Where a connection's work is done, for those who decide on what it discloses."""
         return ", ".join((self.route, *connection.config.rpc))
 
-    def _model(self, handle: str, connection: Connection, capabilities: Capabilities) -> Model:
+    def _model(self, handle: str, connection: ServedModel, capabilities: Capabilities) -> Model:
         return Model(
             handle=handle,
             name=connection.config.name,
@@ -419,7 +419,7 @@ class Runtime:
         if live.task is not None and live.task is not asyncio.current_task():
             live.task.cancel()
 
-    async def _drive(self, live: LiveGeneration, deadline: float) -> None:
+    async def _guarded_run(self, live: LiveGeneration, deadline: float) -> None:
         outcome: Outcome
         try:
             outcome = await self._run(live, deadline)
@@ -432,7 +432,7 @@ class Runtime:
 
     async def _run(self, live: LiveGeneration, deadline: float) -> Generation:
         request = live.request
-        handle = await self._handle(live)
+        handle = await self._resolve(live)
         connection = self.handles.resolve(live.endpoint, handle)
         live.connection = connection.key
         capabilities = await connection.capabilities()
@@ -450,13 +450,13 @@ class Runtime:
         prepared = await self._chat.prepare(
             str(await connection.ready()),
             connection.settings,
-            Conversation(
+            PromptRequest(
                 request.messages,
                 request.tools,
                 request.tool_choice,
                 request.format,
-                live.options.schema,
-                live.options.allowed,
+                live.options.response_schema,
+                live.options.allowed_tools,
                 live.options.parallel,
                 live.options.stop,
                 turns,
@@ -470,7 +470,7 @@ class Runtime:
         _check_fits(prepared, connection.context_length)
         # Preparing takes time: nobody is asked about a selection that has ended.
         self.handles.resolve(live.endpoint, handle)
-        if prepared.pictures and live.caller.consent == "ask":
+        if prepared.images and live.caller.consent == "ask":
             await self._check_images_fit(live, handle, connection, prepared)
         await self._authorize(live, connection, {index: len(turns[index]) for index in prepared.replayed})
         live.stage = "loading"
@@ -479,13 +479,13 @@ class Runtime:
             # Consent and loading take time: the selection that was asked about must still be the one that is used.
             self.handles.resolve(live.endpoint, handle)
             job = self._job(live, connection, prepared, deadline)
-            generation = await self._decode(live, engine, job, prepared)
+            generation = await self._consume(live, engine, job, prepared)
         if live.options.continuations is not None and generation.finish in ("stop", "toolUse"):
             live.continuation = self._continuations.seal(key, generation.content, live.tokens)
         return generation
 
     async def _check_images_fit(
-        self, live: LiveGeneration, handle: str, connection: Connection, prepared: Prepared
+        self, live: LiveGeneration, handle: str, connection: ServedModel, prepared: PreparedPrompt
     ) -> None:
         """Raises, before the owner is asked, what the engine would refuse the images for.
 
@@ -496,7 +496,7 @@ class Runtime:
         async with connection.in_use() as engine:
             if self.handles.resolve(live.endpoint, handle) is not connection:
                 raise selection_changed()
-            sizes = [(picture.width, picture.height) for _, picture in prepared.pictures]
+            sizes = [(picture.width, picture.height) for _, picture in prepared.images]
             refusal = await engine.check(len(prepared.tokens), sizes)
         if refusal is not None:
             raise _engine_failure(refusal, prepared)
@@ -505,27 +505,29 @@ class Runtime:
         """Under what its prompt and its schemas are kept: nobody outside can tell by the time whether they were."""
         return "" if self.config.server.cache_scope == "shared" else live.endpoint.scope
 
-    def _job(self, live: LiveGeneration, connection: Connection, prepared: Prepared, deadline: float) -> Job:
+    def _job(
+        self, live: LiveGeneration, connection: ServedModel, prepared: PreparedPrompt, deadline: float
+    ) -> EngineRequest:
         request = live.request
         sampling = replace(connection.sampling, **live.options.sampling)
         if request.temperature is not None:
             sampling = replace(sampling, temperature=request.temperature)
         live.stage = "submitted"
-        return Job(
+        return EngineRequest(
             id=live.number,
             tokens=prepared.tokens,
             sampling=sampling,
-            scope=self._scope(live),
+            cache_salt=self._scope(live),
             deadline=deadline,
             max_tokens=_lowest(request.max_tokens, self.limits.max_tokens, connection.supports.max_output_tokens),
             constraint=prepared.constraint,
-            banned=prepared.banned,
+            suppress_tokens=prepared.suppress_tokens,
             stop=prepared.stop,
             logprobs=live.options.logprobs,
-            pictures=prepared.pictures,
+            images=prepared.images,
         )
 
-    async def _authorize(self, live: LiveGeneration, connection: Connection, continued: Mapping[int, int]) -> None:
+    async def _authorize(self, live: LiveGeneration, connection: ServedModel, continued: Mapping[int, int]) -> None:
         """The user's authorization of this one generation (NAP-LLM, "Shell Behavior"). `continued`: the tokens of each
         earlier turn that is put back as the model wrote it. Raises `user-cancelled`."""
         policy = live.caller.consent
@@ -541,7 +543,7 @@ class Runtime:
                     self._disclosure(connection, live, continued),
                     live.request,
                     live.created + self.config.server.deadline,
-                    live.options.schema,
+                    live.options.response_schema,
                     continued,
                 )
             )
@@ -549,7 +551,7 @@ class Runtime:
         if not allowed:
             raise WireError("user-cancelled", "the user did not authorize this generation")
 
-    def _disclosure(self, connection: Connection, live: LiveGeneration, continued: Mapping[int, int]) -> Disclosure:
+    def _disclosure(self, connection: ServedModel, live: LiveGeneration, continued: Mapping[int, int]) -> Disclosure:
         request = live.request
         roles, images, tools, results = count_disclosed(request)
         return Disclosure(
@@ -563,18 +565,20 @@ class Runtime:
             tool_definitions=tools,
             tool_names=tuple(tool.name for tool in request.tools),
             tool_results=results,
-            answer_schema=count_schema(live.options.schema),
+            answer_schema=count_schema(live.options.response_schema),
             continuations=count_continued(continued),
         )
 
-    async def _decode(self, live: LiveGeneration, engine: ModelEngine, job: Job, prepared: Prepared) -> Generation:
+    async def _consume(
+        self, live: LiveGeneration, engine: ModelEngine, job: EngineRequest, prepared: PreparedPrompt
+    ) -> Generation:
         parser = self._make_parser(prepared.parser)
         logprobs = AnswerLogprobs()
         live.on_settled.append(lambda: engine.cancel(job.id))
         try:
             async with aclosing(engine.generate(job)) as events:
                 async for event in events:
-                    if isinstance(event, Text):
+                    if isinstance(event, TextChunk):
                         if live.first_token is None:
                             live.stage, live.first_token = "decoding", time.time()
                             self.metrics.began(live)
@@ -589,12 +593,12 @@ class Runtime:
                             raise _malformed()
                         if live.blocks.refused:
                             engine.finish(job.id)
-                    elif isinstance(event, Done):
+                    elif isinstance(event, Finished):
                         live.stage = "checking"
                         live.tokens = event.tokens
                         if not live.blocks.refused:
                             # A stop sequence cuts an answer where the format may have had more to say.
-                            found = [*parser.finish("length" if event.stopped else event.finish)]
+                            found = [*parser.finish("length" if event.stopped else event.finish_reason)]
                             if live.options.logprobs is not None:
                                 live.logprobs += logprobs.of((), found)
                             live.push(found)
@@ -606,7 +610,7 @@ class Runtime:
                         )
                         if live.blocks.refused:
                             return self._partial(live, "refusal", usage)
-                        if event.finish == "length":
+                        if event.finish_reason == "length":
                             return self._partial(live, "length", usage)
                         return await self._complete(live, prepared, usage)
                     elif live.blocks.refused:
@@ -622,7 +626,7 @@ class Runtime:
         check_generation(live.request, generation)
         return generation
 
-    async def _complete(self, live: LiveGeneration, prepared: Prepared, usage: Usage) -> Generation:
+    async def _complete(self, live: LiveGeneration, prepared: PreparedPrompt, usage: Usage) -> Generation:
         if live.blocks.empty:
             # An immediate end of output is one empty text part (http-binding).
             live.push((BlockStart(0, "text"), BlockEnd(0)))
@@ -630,11 +634,11 @@ class Runtime:
         calls = [part for part in content if isinstance(part, ToolCallPart)]
         generation = Generation(content, "toolUse" if calls else "stop", usage)
         check_generation(live.request, generation)
-        if live.options.schema is not None and not calls:
-            await self._check_answer(live, live.options.schema, content, checked=prepared.checked_answer)
+        if live.options.response_schema is not None and not calls:
+            await self._check_answer(live, live.options.response_schema, content, checked=prepared.validate_answer)
         tools = {tool.name: tool for tool in live.request.tools}
         for call in calls:
-            if call.name in prepared.checked_tools:
+            if call.name in prepared.tools_to_validate:
                 await self._chat.validate(tools[call.name], call.arguments, self._scope(live))
         return generation
 
@@ -666,9 +670,9 @@ def _log_end(live: LiveGeneration) -> None:
     log.info("generation %d on %s: %s, %d tokens in %.3f s", *fields.values(), extra={FIELDS: fields})
 
 
-def _check_supported(request: GenerationRequest, options: Options, capabilities: Capabilities) -> None:
+def _check_supported(request: GenerationRequest, options: GenerationOptions, capabilities: Capabilities) -> None:
     """Raises `unsupported` where the connection cannot do what the request needs."""
-    if (request.format == "json" or options.schema is not None) and not capabilities.json:
+    if (request.format == "json" or options.response_schema is not None) and not capabilities.json:
         raise WireError("unsupported", "this connection does not support format json")
     if not capabilities.images and any(isinstance(part, ImagePart) for m in request.messages for part in m.content):
         raise _blind()
@@ -681,7 +685,7 @@ def _check_supported(request: GenerationRequest, options: Options, capabilities:
             raise WireError("unsupported", f"this connection does not support the tool choice mode {mode}")
 
 
-def _check_temperature(request: GenerationRequest, connection: Connection) -> None:
+def _check_temperature(request: GenerationRequest, connection: ServedModel) -> None:
     """Raises `unsupported` where the connection's model does not take the temperature that is asked for."""
     supports = connection.supports
     if request.temperature is None:
@@ -703,10 +707,10 @@ def _check_images(request: GenerationRequest, limits: Limits) -> None:
         raise WireError("quota-exceeded", f"an image is larger than {limits.image_bytes} bytes", reason="images")
 
 
-def _check_fits(prepared: Prepared, context_length: int) -> None:
+def _check_fits(prepared: PreparedPrompt, context_length: int) -> None:
     # One place must be left for the first token of the answer. Before the model is loaded, nobody may know. How many
     # tokens an image takes the engine alone knows; it takes one at least.
-    if 0 < context_length <= len(prepared.tokens) + len(prepared.pictures):
+    if 0 < context_length <= len(prepared.tokens) + len(prepared.images):
         raise _too_long()
 
 
@@ -725,7 +729,7 @@ _FAILURES = {
 """What is said of each kind of a provider's error (`Failed`)."""
 
 
-def _engine_failure(failed: Failed, prepared: Prepared) -> WireError:
+def _engine_failure(failed: Failed, prepared: PreparedPrompt) -> WireError:
     """The engine's failure in our own words: nothing it says reaches a caller."""
     reason = failed.extra.get("reason", "")
     match failed.code, reason:

@@ -25,7 +25,7 @@ from selenium.webdriver.chrome.service import Service
 
 from server.app import create_app
 from server.chat import HelperPool
-from server.config import Config, ConnectionConfig, ServerConfig, Source
+from server.config import Config, ModelConfig, ModelSource, ServerConfig
 from server.state import TokenStore, owner_token
 from tests.browser.page import SECONDS, Page
 from tests.http.conftest import listening
@@ -149,7 +149,7 @@ class Site(Served):
     async def _make_world(self, directory: Path, models: tuple[tuple[str, str], ...]) -> World:
         file = directory / "model.gguf"
         connections = tuple(
-            ConnectionConfig(key=key, name=name, model=name.replace(" ", "-"), source=Source(path=file))
+            ModelConfig(key=key, name=name, model=name.replace(" ", "-"), source=ModelSource(path=file))
             for key, name in models
         )
         return World(file, server=ServerConfig(deadline=300), connections=connections, real_clock=True)
@@ -167,7 +167,7 @@ class Site(Served):
 
     def close(self) -> None:
         # What a failed test leaves waiting must not keep the server from ending.
-        self.soon(self.world.runtime.end, lambda _: True)
+        self.soon(self.world.runtime.revoke, lambda _: True)
         super().close()
 
 
@@ -175,11 +175,11 @@ class RealSite(Served):
     """A server with a real, small model."""
 
     def __init__(self, background: Background, directory: Path, model: Path) -> None:
-        connection = ConnectionConfig(
+        connection = ModelConfig(
             key="smol",
             name="SmolLM2 135M Instruct",
             model="SmolLM2-135M-Instruct",
-            source=Source(path=model),
+            source=ModelSource(path=model),
             context_length=2048,
             slots=2,
         )

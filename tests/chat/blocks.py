@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from server.chat.events import BlockDelta, BlockEnd, BlockEvent, BlockStart
-from server.chat.parser import Parser, ParserSpec
+from server.chat.parser import OutputParser, ParserSpec
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Reading:
 
 def read(spec: ParserSpec, pieces: Iterable[str], finish: Literal["stop", "length"] = "stop") -> Reading:
     """Reads the pieces. Raises MalformedOutput."""
-    parser = Parser(spec)
+    parser = OutputParser(spec)
     reading = Reading()
     for piece in pieces:
         reading.take(parser.feed(piece))

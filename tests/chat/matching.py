@@ -14,13 +14,13 @@ from server.engine.vocab import Vocab
 
 class Matcher:
     def __init__(self, model: Path) -> None:
-        self.model = llama.Model(str(model), vocab_only=True)
+        self.model = llama.LlamaModel(str(model), vocab_only=True)
         self.vocab = Vocab(self.model)
-        self._candidates = llama.Candidates(self.vocab.size)
+        self._candidates = llama.CandidateArray(self.vocab.size)
         self._eog = min(self.vocab.eog)
 
     def start(self, grammar: str) -> Walk:
-        sampler = llama.grammar(self.model, grammar)
+        sampler = llama.grammar_sampler(self.model, grammar)
         assert sampler is not None, "llama.cpp cannot read the grammar"
         return Walk(self, sampler)
 
@@ -40,7 +40,7 @@ class Walk:
 
     def allowed(self, tokens: Sequence[int]) -> list[int]:
         candidates = self._matcher._candidates
-        candidates.select(list(tokens), 0.0)
+        candidates.set_some(list(tokens), 0.0)
         self._sampler.apply(candidates)
         view = candidates.view()
         return [int(token) for token, logit in zip(view["id"], view["logit"], strict=True) if np.isfinite(logit)]

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from server.chat.conversation import Conversation, Prepared
+from server.chat.conversation import PreparedPrompt, PromptRequest
 from server.chat.parser import MalformedOutput, make_parser
-from server.chat.prepare import Model, validate_answer
+from server.chat.prepare import PromptBuilder, validate_answer
 from server.engine import Vocab
-from server.engine.stop import StopSearch
+from server.engine.stop import StopMatcher
 from server.wire.records import NamedTool, WireError
 from tests.chat.blocks import Reading, read
 from tests.chat.matching import Matcher
@@ -29,16 +29,16 @@ VALUES: list[tuple[Any, str, str]] = [
 
 
 @pytest.fixture(scope="module")
-def models(vocab: Vocab, templates: dict[str, str]) -> dict[str, Model]:
-    return {name: Model(vocab, source) for name, source in templates.items()}
+def models(vocab: Vocab, templates: dict[str, str]) -> dict[str, PromptBuilder]:
+    return {name: PromptBuilder(vocab, source) for name, source in templates.items()}
 
 
 @pytest.mark.parametrize("name", ONE_EACH)
-def test_an_answer_is_the_json_of_its_schema(models: dict[str, Model], matcher: Matcher, name: str) -> None:
+def test_an_answer_is_the_json_of_its_schema(models: dict[str, PromptBuilder], matcher: Matcher, name: str) -> None:
     model = models[name]
     for tools, choice in (((), None), ((LOOK, STOP), "auto")):
         for schema, good, bad in VALUES:
-            prepared = model.prepare(Conversation((ASK,), tools, choice, schema=schema))  # type: ignore[arg-type]
+            prepared = model.prepare(PromptRequest((ASK,), tools, choice, response_schema=schema))  # type: ignore[arg-type]
             assert prepared.constraint is not None
             said = answer(model, prepared, good, forced=bool(tools))
             assert matcher.accepts(prepared.constraint.grammar, said)
@@ -52,12 +52,12 @@ def test_an_answer_is_the_json_of_its_schema(models: dict[str, Model], matcher: 
                 assert matcher.accepts(prepared.constraint.grammar, given)
 
 
-def test_what_a_grammar_leaves_open_is_validated(models: dict[str, Model]) -> None:
+def test_what_a_grammar_leaves_open_is_validated(models: dict[str, PromptBuilder]) -> None:
     model = models[ONE_EACH[0]]
     tight = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False}
-    assert not model.prepare(Conversation((ASK,), schema=tight)).checked_answer
+    assert not model.prepare(PromptRequest((ASK,), response_schema=tight)).validate_answer
     loose = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
-    assert model.prepare(Conversation((ASK,), schema=loose)).checked_answer
+    assert model.prepare(PromptRequest((ASK,), response_schema=loose)).validate_answer
     validate_answer(loose, [1, 2])
     with pytest.raises(WireError) as raised:
         validate_answer(loose, [1, 1])
@@ -73,17 +73,17 @@ def test_what_a_grammar_leaves_open_is_validated(models: dict[str, Model]) -> No
         ({"type": "integer", "minimum": 2, "maximum": 1}, "unsupported"),
     ],
 )
-def test_a_schema_that_cannot_be_kept_is_refused(models: dict[str, Model], schema: Any, code: str) -> None:
+def test_a_schema_that_cannot_be_kept_is_refused(models: dict[str, PromptBuilder], schema: Any, code: str) -> None:
     with pytest.raises(WireError) as raised:
-        models[ONE_EACH[0]].prepare(Conversation((ASK,), schema=schema))
+        models[ONE_EACH[0]].prepare(PromptRequest((ASK,), response_schema=schema))
     assert raised.value.code == code and "answer's schema" in raised.value.message
 
 
 @pytest.mark.parametrize("name", ONE_EACH)
-def test_some_of_the_tools_may_be_called(models: dict[str, Model], matcher: Matcher, name: str) -> None:
+def test_some_of_the_tools_may_be_called(models: dict[str, PromptBuilder], matcher: Matcher, name: str) -> None:
     model = models[name]
-    plain = model.prepare(Conversation((ASK,), (LOOK, STOP), "required"))
-    prepared = model.prepare(Conversation((ASK,), (LOOK, STOP), "required", allowed=frozenset({"stop"})))
+    plain = model.prepare(PromptRequest((ASK,), (LOOK, STOP), "required"))
+    prepared = model.prepare(PromptRequest((ASK,), (LOOK, STOP), "required", allowed_tools=frozenset({"stop"})))
     assert prepared.constraint is not None
     # All are described, so that the prompt stays what it was.
     assert prepared.tokens == plain.tokens
@@ -95,19 +95,21 @@ def test_some_of_the_tools_may_be_called(models: dict[str, Model], matcher: Matc
 
 
 @pytest.mark.parametrize("name", ONE_EACH)
-def test_one_call_a_turn_where_they_may_not_be_parallel(models: dict[str, Model], matcher: Matcher, name: str) -> None:
+def test_one_call_a_turn_where_they_may_not_be_parallel(
+    models: dict[str, PromptBuilder], matcher: Matcher, name: str
+) -> None:
     model = models[name]
-    prepared = model.prepare(Conversation((ASK,), (LOOK, STOP), "required", parallel=False))
+    prepared = model.prepare(PromptRequest((ASK,), (LOOK, STOP), "required", parallel=False))
     assert prepared.constraint is not None
     for tool in ("look", "stop"):
         assert matcher.accepts(prepared.constraint.grammar, calls(model, prepared, tool))
     assert not matcher.accepts(prepared.constraint.grammar, calls(model, prepared, "look", "stop"))
 
 
-def stopped(prepared: Prepared, output: str) -> tuple[Reading, bool]:
+def stopped(prepared: PreparedPrompt, output: str) -> tuple[Reading, bool]:
     """What a reader sees of an output that the engine ends at a stop sequence, as it does character by character."""
     assert prepared.stop is not None
-    search = StopSearch(prepared.stop)
+    search = StopMatcher(prepared.stop)
     shown = b"".join(search.feed(character.encode()) for character in output) + search.finish()
     parser = make_parser(prepared.parser)
     reading = Reading()
@@ -117,13 +119,13 @@ def stopped(prepared: Prepared, output: str) -> tuple[Reading, bool]:
 
 
 @pytest.mark.parametrize("name", ONE_EACH)
-def test_a_stop_sequence_ends_the_answer_and_nothing_else(models: dict[str, Model], name: str) -> None:
+def test_a_stop_sequence_ends_the_answer_and_nothing_else(models: dict[str, PromptBuilder], name: str) -> None:
     model = models[name]
     for tools in ((), (LOOK, STOP)):
-        forced = bool(tools) and model.format.forced
+        forced = bool(tools) and model.format.grammar_only
         # Each is found in markers of some format, in arguments, or is written otherwise in a string.
         for text in ("\n\nx", '"', "final", "response", "message", "END", "<", "é"):
-            conversation = Conversation((ASK,), tools, "auto" if tools else None, stop=(text,))
+            conversation = PromptRequest((ASK,), tools, "auto" if tools else None, stop=(text,))
             prepared = model.prepare(conversation)
             said = f'"one{text}two"'[1:-1]
             if forced:
@@ -138,13 +140,13 @@ def test_a_stop_sequence_ends_the_answer_and_nothing_else(models: dict[str, Mode
                 assert (reading.calls, found) == ([("look", {"place": "x"})], False), text
 
 
-def test_a_json_answer_cannot_be_ended(models: dict[str, Model]) -> None:
+def test_a_json_answer_cannot_be_ended(models: dict[str, PromptBuilder]) -> None:
     model = models[ONE_EACH[0]]
     for conversation in (
-        Conversation((ASK,), schema=LIST, stop=("x",)),
-        Conversation((ASK,), format="json", stop=("x",)),
+        PromptRequest((ASK,), response_schema=LIST, stop=("x",)),
+        PromptRequest((ASK,), format="json", stop=("x",)),
     ):
         with pytest.raises(WireError) as raised:
             model.prepare(conversation)
         assert raised.value.code == "unsupported" and "stop" in raised.value.message
-    assert model.prepare(Conversation((ASK,), (LOOK,), NamedTool("look"))).stop is None
+    assert model.prepare(PromptRequest((ASK,), (LOOK,), NamedTool("look"))).stop is None

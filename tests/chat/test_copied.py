@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from server.chat.arguments import Arguments, member_types
-from server.chat.constraint import constraint
+from server.chat.arguments import Arguments, argument_types
+from server.chat.constraint import build_constraint
 from server.chat.formats import FORMATS
 from server.chat.parser import MalformedOutput, ParserSpec
-from server.chat.spell import spell
+from server.chat.spell import render_tool_calls
 from tests.chat.blocks import read
 from tests.chat.matching import Matcher
 
@@ -89,13 +89,13 @@ def turn(*calls: str) -> str:
 
 def grammar(schema: dict[str, Any], *, name: str = "save_note") -> str:
     tools = {name: Arguments(schema, [calls.syntax for calls in FORMAT.calls])}
-    made = constraint(FORMAT, tools=tools, tokens={})
+    made = build_constraint(FORMAT, tools=tools, tokens={})
     assert made is not None
     return made.grammar
 
 
 def spec(schema: dict[str, Any]) -> ParserSpec:
-    return ParserSpec(FORMAT, "allowed", {"save_note": member_types(schema)})
+    return ParserSpec(FORMAT, "allowed", {"save_note": argument_types(schema)})
 
 
 def calls_of(schema: dict[str, Any], output: str) -> list[tuple[str | None, Any]]:
@@ -219,7 +219,7 @@ def test_random_texts_come_back(matcher: Matcher) -> None:
     choose = random.Random(5)
     for _ in range(60):
         text = "".join(choose.choice("aCn:\\\"'()], \n<|é") for _ in range(choose.randint(0, 12)))
-        written = str.__str__(spell(FORMAT.calls[1], [("save_note", "", {"text": text})]))
+        written = str.__str__(render_tool_calls(FORMAT.calls[1], [("save_note", "", {"text": text})]))
         assert matcher.accepts(grammar(CLOSED), written)
         assert calls_of(CLOSED, written) == [("save_note", {"text": text})]
 
@@ -254,7 +254,7 @@ def test_chosen_texts_and_keys_of_any_kind(matcher: Matcher, text: str) -> None:
     deep = {"type": "object", "properties": {text: {"enum": [text, 1]}}, "required": [text]}
     schema = {"type": "object", "properties": {"a": {"enum": [text]}, "b": deep}, "required": ["a", "b"]}
     expected = {"a": text, "b": {text: text}}
-    written = str.__str__(spell(FORMAT.calls[0], [("save_note", "", expected)]))
+    written = str.__str__(render_tool_calls(FORMAT.calls[0], [("save_note", "", expected)]))
     assert matcher.accepts(grammar(schema), written)
     assert calls_of(schema, written) == [("save_note", expected)]
 

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.chat.arguments import member_types
-from server.chat.conversation import Conversation
-from server.chat.format import Format, Json, Nested, Tagged
+from server.chat.arguments import argument_types
+from server.chat.conversation import PromptRequest
+from server.chat.format import ChatFormat, JsonArguments, NestedArguments, TaggedArguments
 from server.chat.formats import FORMATS, matching
 from server.chat.parser import MalformedOutput, ParserSpec
-from server.chat.prepare import Model, validate
+from server.chat.prepare import PromptBuilder, validate
 from server.chat.prompt import write_prompt
-from server.chat.spell import spell
+from server.chat.spell import render_tool_calls
 from server.engine import Vocab
 from server.wire.records import Message, NamedTool, TextPart, Tool, ToolCallPart, ToolChoice
 from tests.chat.blocks import read
@@ -133,40 +133,40 @@ FULL = {
 
 
 @pytest.fixture(scope="module")
-def models(vocab: Vocab, templates: dict[str, str]) -> dict[str, Model]:
-    return {name: Model(vocab, source) for name, source in templates.items()}
+def models(vocab: Vocab, templates: dict[str, str]) -> dict[str, PromptBuilder]:
+    return {name: PromptBuilder(vocab, source) for name, source in templates.items()}
 
 
-def spec(format: Format, *, lead: str = "", calls: str = "allowed") -> ParserSpec:
-    kinds = {tool.name: member_types(tool.parameters) for tool in TOOLS}
-    return ParserSpec(format, calls, kinds if calls == "allowed" else {}, lead=lead)  # type: ignore[arg-type]
+def spec(format: ChatFormat, *, lead: str = "", calls: str = "allowed") -> ParserSpec:
+    kinds = {tool.name: argument_types(tool.parameters) for tool in TOOLS}
+    return ParserSpec(format, calls, kinds if calls == "allowed" else {}, prompt_opening=lead)  # type: ignore[arg-type]
 
 
-def written(format: Format, calls: list[tuple[str, Mapping[str, Any]]]) -> str:
+def written(format: ChatFormat, calls: list[tuple[str, Mapping[str, Any]]]) -> str:
     """What a model of the format writes for these calls."""
     numbered = [(name, id_of(format, index), given) for index, (name, given) in enumerate(calls)]
-    return str.__str__(spell(format.calls[0], numbered))
+    return str.__str__(render_tool_calls(format.calls[0], numbered))
 
 
-def id_of(format: Format, index: int) -> str:
+def id_of(format: ChatFormat, index: int) -> str:
     return str(index) if format.calls[0].id.startswith("[0-9]") else f"{index}abcdefgh"
 
 
-def fits(format: Format, calls: list[tuple[str, Mapping[str, Any]]]) -> list[tuple[str, Mapping[str, Any]]]:
-    return calls[: format.calls[0].most]
+def fits(format: ChatFormat, calls: list[tuple[str, Mapping[str, Any]]]) -> list[tuple[str, Mapping[str, Any]]]:
+    return calls[: format.calls[0].max_calls]
 
 
 @pytest.mark.parametrize("name", sorted(RECOGNISED))
-def test_recognition(templates: dict[str, str], models: dict[str, Model], name: str) -> None:
+def test_recognition(templates: dict[str, str], models: dict[str, PromptBuilder], name: str) -> None:
     assert models[name].format.name == RECOGNISED[name]
-    assert len(matching(templates[name] + models[name].traits.sample)) <= 1
+    assert len(matching(templates[name] + models[name].template_capabilities.sample)) <= 1
 
 
 def test_every_template_is_pinned(templates: dict[str, str]) -> None:
     assert templates.keys() == RECOGNISED.keys()
 
 
-def conversation(choice: ToolChoice) -> Conversation:
+def conversation(choice: ToolChoice) -> PromptRequest:
     def user(text: str) -> Message:
         return Message("user", (TextPart(text),))
 
@@ -178,7 +178,7 @@ def conversation(choice: ToolChoice) -> Conversation:
 
     one, two = ToolCallPart("call_one", "book_trip", {"city": "Oslotown"}), ToolCallPart("call_two", "stop", {})
     three = ToolCallPart("call_three", "book_trip", {"city": "Bergenville"})
-    return Conversation(
+    return PromptRequest(
         (
             Message("system", (TextPart("Systemwords."),)),
             user("Userwords."),
@@ -197,7 +197,7 @@ def conversation(choice: ToolChoice) -> Conversation:
 
 
 @pytest.mark.parametrize("name", sorted(RECOGNISED))
-def test_a_whole_conversation_reaches_the_prompt(models: dict[str, Model], name: str) -> None:
+def test_a_whole_conversation_reaches_the_prompt(models: dict[str, PromptBuilder], name: str) -> None:
     model = models[name]
     prepared = model.prepare(conversation("auto"))
     prompt = b"".join(model.vocab.piece(token) for token in prepared.tokens).decode()
@@ -242,7 +242,9 @@ def test_the_tokens_of_templates_are_found(templates: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(RECOGNISED))
-def test_tokens_in_content_never_become_control(templates: dict[str, str], models: dict[str, Model], name: str) -> None:
+def test_tokens_in_content_never_become_control(
+    templates: dict[str, str], models: dict[str, PromptBuilder], name: str
+) -> None:
     """The template's own tokens, the format's, the usual ones and media markers: in texts, results, names,
     descriptions and arguments."""
     model = models[name]
@@ -259,8 +261,8 @@ def test_tokens_in_content_never_become_control(templates: dict[str, str], model
         Message("user", (TextPart(evil),)),
     )
     for choice in ("auto", "none"):
-        asked = Conversation(given_messages, (Tool(evil, evil, schema),), choice)
-        prompt = write_prompt(model.template, model.traits, model.format, asked)
+        asked = PromptRequest(given_messages, (Tool(evil, evil, schema),), choice)
+        prompt = write_prompt(model.template, model.template_capabilities, model.format, asked)
         runs = prompt.segments()
         assert not any("Qa" in run.text or "bQ" in run.text for run in runs if run.control)
         for marker in markers:
@@ -272,24 +274,24 @@ def test_tokens_in_content_never_become_control(templates: dict[str, str], model
     ("name", "choice"), [*((name, "required") for name in ONE_EACH), *CHOICES], ids=lambda x: str(x)
 )
 def test_what_a_model_writes_is_allowed_and_read(
-    models: dict[str, Model], matcher: Matcher, name: str, choice: ToolChoice
+    models: dict[str, PromptBuilder], matcher: Matcher, name: str, choice: ToolChoice
 ) -> None:
     model = models[name]
     format = model.format
-    prepared = model.prepare(Conversation(conversation("auto").messages[:2], TOOLS, choice))
+    prepared = model.prepare(PromptRequest(conversation("auto").messages[:2], TOOLS, choice))
     assert prepared.constraint is not None
     calls = fits(
         format, [("book_trip", FULL), ("book_trip", {"city": "Oslo"}), ("book_trip", {"city": "", "days": 12})]
     )
     if isinstance(choice, NamedTool):
         calls = calls[:1]
-    text = written(format, calls).removeprefix(prepared.parser.lead)
+    text = written(format, calls).removeprefix(prepared.parser.prompt_opening)
     thought = ""
-    if format.thinking and prepared.parser.lead == format.thinking.open:
-        thought = f"Let me see.{format.thinking.close.strip()}{format.next}"
-    if prepared.constraint.markers:
-        assert prepared.constraint.markers[0] in text
-        text = text[text.index(prepared.constraint.markers[0]) :]
+    if format.reasoning_tags and prepared.parser.prompt_opening == format.reasoning_tags.open:
+        thought = f"Let me see.{format.reasoning_tags.close.strip()}{format.separator}"
+    if prepared.constraint.triggers:
+        assert prepared.constraint.triggers[0] in text
+        text = text[text.index(prepared.constraint.triggers[0]) :]
         assert matcher.accepts(prepared.constraint.grammar, text)
     else:
         assert matcher.accepts(prepared.constraint.grammar, thought + text)
@@ -301,25 +303,25 @@ def test_what_a_model_writes_is_allowed_and_read(
 
 
 @pytest.mark.parametrize("name", ONE_EACH)
-def test_every_spelling_may_follow_its_marker(models: dict[str, Model], matcher: Matcher, name: str) -> None:
+def test_every_spelling_may_follow_its_marker(models: dict[str, PromptBuilder], matcher: Matcher, name: str) -> None:
     format = models[name].format
-    prepared = models[name].prepare(Conversation(conversation("auto").messages[:2], TOOLS, "auto"))
+    prepared = models[name].prepare(PromptRequest(conversation("auto").messages[:2], TOOLS, "auto"))
     assert prepared.constraint is not None
-    for calls in format.calls if prepared.constraint.markers else ():
-        text = str.__str__(spell(calls, [("book_trip", id_of(format, 0), FULL)]))
-        assert calls.marker in prepared.constraint.markers
+    for calls in format.calls if prepared.constraint.triggers else ():
+        text = str.__str__(render_tool_calls(calls, [("book_trip", id_of(format, 0), FULL)]))
+        assert calls.marker in prepared.constraint.triggers
         assert matcher.accepts(prepared.constraint.grammar, text[text.index(calls.marker) :])
         assert read(spec(format), list(text)).calls == [("book_trip", FULL)]
 
 
 @pytest.mark.parametrize("name", ONE_EACH)
-def test_wrong_calls_are_refused_by_the_grammar(models: dict[str, Model], matcher: Matcher, name: str) -> None:
+def test_wrong_calls_are_refused_by_the_grammar(models: dict[str, PromptBuilder], matcher: Matcher, name: str) -> None:
     model = models[name]
-    prepared = model.prepare(Conversation(conversation("auto").messages[:2], TOOLS, NamedTool("book_trip")))
+    prepared = model.prepare(PromptRequest(conversation("auto").messages[:2], TOOLS, NamedTool("book_trip")))
     assert prepared.constraint is not None
-    lead = prepared.parser.lead
-    thinking = model.format.thinking
-    thought = f"{thinking.close.strip()}{model.format.next}" if thinking and lead == thinking.open else ""
+    lead = prepared.parser.prompt_opening
+    thinking = model.format.reasoning_tags
+    thought = f"{thinking.close.strip()}{model.format.separator}" if thinking and lead == thinking.open else ""
     good = {"city": "Oslo"}
     for wrong in (
         {"city": "Oslo", "cabin": "third"},
@@ -354,18 +356,18 @@ SMALL = Tool(
 
 
 @pytest.mark.parametrize("name", ONE_EACH)
-def test_random_outputs_are_valid_calls(models: dict[str, Model], matcher: Matcher, name: str) -> None:
+def test_random_outputs_are_valid_calls(models: dict[str, PromptBuilder], matcher: Matcher, name: str) -> None:
     model = models[name]
-    prepared = model.prepare(Conversation(conversation("auto").messages[:2], (SMALL,), "required"))
+    prepared = model.prepare(PromptRequest(conversation("auto").messages[:2], (SMALL,), "required"))
     assert prepared.constraint is not None
     tokens = [token for byte, token in matcher.vocab.byte_tokens.items() if 32 <= byte < 127 or byte == 10]
     tokens += [t for text in "｜▁" for t in model.vocab._model.tokenize(text, parse_special=False)]
     choose = random.Random(3)
-    thinking = model.format.thinking
-    lead = prepared.parser.lead
+    thinking = model.format.reasoning_tags
+    lead = prepared.parser.prompt_opening
     for _ in range(2):
         walk = matcher.start(prepared.constraint.grammar)
-        thought = f"{thinking.close.strip()}{model.format.next}" if thinking and lead == thinking.open else ""
+        thought = f"{thinking.close.strip()}{model.format.separator}" if thinking and lead == thinking.open else ""
         for token in model.vocab._model.tokenize(thought, parse_special=False):
             assert walk.step(token)
         output = walk.random(choose, tokens, most=700)
@@ -400,7 +402,7 @@ def test_calls_where_none_are_allowed(name: str) -> None:
 def test_truncated_calls_leave_the_text(name: str) -> None:
     format = FORMATS[name]
     text = written(format, [("book_trip", FULL)])
-    if format.calls[0].anchored or format.framed:
+    if format.calls[0].only_at_start or format.always_tagged:
         before, said = "", ""
     else:
         before, said = "I will book. ", "I will book."
@@ -439,28 +441,30 @@ def test_round_trip(
     format = FORMATS[name]
     calls = fits(format, [("tool", arguments) for arguments in given_arguments])
     syntax = format.calls[0].syntax
-    if isinstance(syntax, Tagged):
+    if isinstance(syntax, TaggedArguments):
         close = syntax.close.strip()
         calls = [(n, {k: v for k, v in a.items() if close[:2] not in str(v)}) for n, a in calls]
         calls = [
             (n, {k: v for k, v in a.items() if k == "v" or not syntax.close.startswith("\n") or not v.startswith("\n")})
             for n, a in calls
         ]
-    elif isinstance(syntax, Nested):  # nothing but a schema tells what stands in an element, and null is left out
+    elif isinstance(
+        syntax, NestedArguments
+    ):  # nothing but a schema tells what stands in an element, and null is left out
         calls = [
             (n, {k: v for k, v in a.items() if v is not None and not isinstance(v, list | dict)}) for n, a in calls
         ]
-    elif not isinstance(syntax, Json) and syntax.quote != '"':
+    elif not isinstance(syntax, JsonArguments) and syntax.quote != '"':
         calls = [(n, {k: v for k, v in a.items() if "<" not in str(v)}) for n, a in calls]
-    if format.calls[0].anchored or format.framed:
+    if format.calls[0].only_at_start or format.always_tagged:
         text = ""
     output = text + written(format, calls)
-    if thoughtful and format.thinking:
-        output = f"{format.thinking.open}Hm.{format.thinking.close}{format.next}{output}"
+    if thoughtful and format.reasoning_tags:
+        output = f"{format.reasoning_tags.open}Hm.{format.reasoning_tags.close}{format.separator}{output}"
     whole = read(ParserSpec(format, "allowed", {"tool": FREE}), [output])
     assert whole.calls == calls
     assert whole.of("text") == text
-    assert whole.of("thinking") == ("Hm." if thoughtful and format.thinking else "")
+    assert whole.of("thinking") == ("Hm." if thoughtful and format.reasoning_tags else "")
     edges = sorted({0, len(output), *(place % (len(output) + 1) for place in places)})
     assert read(ParserSpec(format, "allowed", {"tool": FREE}), [output[a:b] for a, b in pairwise(edges)]) == whole
     assert read(ParserSpec(format, "allowed", {"tool": FREE}), list(output)) == whole

@@ -17,14 +17,14 @@ import psutil
 import pytest
 
 from grammars import compiler
-from server.chat import ChatSettings, Conversation, HelperPool, helpers
+from server.chat import ChatSettings, HelperPool, PromptRequest, helpers
 from server.wire.records import Message, TextPart, Tool, WireError
 from tests.engine.test_gguf import tiny
 from tests.fixtures.projectors import Seer
 
 pytestmark = pytest.mark.slow
 
-HELLO = Conversation((Message("user", (TextPart("Hello"),)),))
+HELLO = PromptRequest((Message("user", (TextPart("Hello"),)),))
 OWN = ChatSettings()
 PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
 # The probe has two words in mind; a template is only slow or greedy where a conversation says so.
@@ -73,10 +73,10 @@ def test_what_is_kept_of_schemas_is_found_in_the_same_scope_alone(
     compile_ = compiler._compile
     monkeypatch.setattr(compiler, "_compile", lambda text, *rest: compiled.append(text) or compile_(text, *rest))
     schema = {"type": "object", "properties": {"seen by one scope": {"type": "string"}}, "minProperties": 1}
-    tool, nobody = Tool("t", None, schema), Conversation(HELLO.messages)
+    tool, nobody = Tool("t", None, schema), PromptRequest(HELLO.messages)
     asked: list[tuple[str, tuple[Any, ...]]] = [
         ("prepare", (str(smollm2), OWN, replace(nobody, tools=(tool,), tool_choice="auto"))),
-        ("prepare", (str(smollm2), OWN, replace(nobody, schema=schema))),
+        ("prepare", (str(smollm2), OWN, replace(nobody, response_schema=schema))),
         ("validate", (tool, {"seen by one scope": "x"})),
         ("validate_answer", (schema, {"seen by one scope": "x"})),
     ]
@@ -257,7 +257,7 @@ def decodes_images(process: psutil.Process) -> bool:
 
 async def test_errors_keep_their_code_and_say_nothing_of_content(pool: HelperPool, smollm2: Path) -> None:
     odd = Tool("odd", None, {"type": "object", "properties": {"a": {"type": "strin"}}})
-    conversation = Conversation((Message("user", (TextPart("secret"),)),), (odd,), "auto")
+    conversation = PromptRequest((Message("user", (TextPart("secret"),)),), (odd,), "auto")
     with pytest.raises(WireError) as caught:
         await pool.prepare(str(smollm2), OWN, conversation)
     assert caught.value.code == "invalid-request"

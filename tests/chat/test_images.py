@@ -14,7 +14,7 @@ from PIL import Image
 from server.chat.container import BadImage, read_container
 from server.chat.conversation import ImageLimits
 from server.chat.images import decode
-from server.engine.messages import Picture
+from server.engine.messages import RgbImage
 from server.wire.records import WireError
 from tests.pictures import JPEG, PNG, WEBP, chunk, exif, part, pixels, raw_png, saved, zeros
 
@@ -35,12 +35,12 @@ UPRIGHT: dict[int, Callable[[np.ndarray], np.ndarray]] = {
 """Exif 2.3: where the first row and the first column of what is stored belong."""
 
 
-def picture(data: bytes, mime_type: str = PNG, limits: ImageLimits = LIMITS) -> Picture:
+def picture(data: bytes, mime_type: str = PNG, limits: ImageLimits = LIMITS) -> RgbImage:
     (found,) = decode([("field", part(data, mime_type))], limits)
     return found
 
 
-def array(picture: Picture) -> np.ndarray:
+def array(picture: RgbImage) -> np.ndarray:
     return np.frombuffer(picture.rgb, np.uint8).reshape(picture.height, picture.width, 3)
 
 
@@ -57,7 +57,7 @@ def test_pixels_come_row_by_row_from_the_top_left(mime_type: str) -> None:
     assert (found.width, found.height) == (50, 30)
     tolerance = 4 if mime_type == JPEG else 0
     assert np.abs(array(found).astype(int) - given).max() <= tolerance
-    assert found == Picture.of(found.width, found.height, found.rgb)
+    assert found == RgbImage.of(found.width, found.height, found.rgb)
 
 
 @pytest.mark.parametrize("mime_type", TYPES)

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from PIL import Image
 
-from server.chat import ChatSettings, Conversation, HelperPool, ImageLimits
+from server.chat import ChatSettings, HelperPool, ImageLimits, PromptRequest
 from server.wire.records import ImagePart, Message, TextPart, WireError
 from tests.chat.test_images import HOSTILE, scanned
 from tests.pictures import JPEG, PNG, image, part, png, raw_png, saved, zeros
@@ -34,13 +34,13 @@ def helper() -> psutil.Process:
     return process
 
 
-def asked(*images: ImagePart) -> Conversation:
-    return Conversation((Message("user", (*images, TextPart("What is it?"))),))
+def asked(*images: ImagePart) -> PromptRequest:
+    return PromptRequest((Message("user", (*images, TextPart("What is it?"))),))
 
 
 async def code(pool: HelperPool, model: Path, image: ImagePart, settings: ChatSettings = SEEING) -> str:
     try:
-        return "decoded" if (await pool.prepare(str(model), settings, asked(image))).pictures else "lost"
+        return "decoded" if (await pool.prepare(str(model), settings, asked(image))).images else "lost"
     except WireError as error:
         return error.code
 
@@ -94,6 +94,6 @@ async def test_an_image_too_large_for_the_helpers_memory_is_refused(smollm2: Pat
 
 async def test_pictures_come_back_with_their_places(pool: HelperPool, smollm2: Path) -> None:
     prepared = await pool.prepare(str(smollm2), SEEING, asked(part(png(5, 7)), image(40)))
-    (first, one), (second, other) = prepared.pictures
+    (first, one), (second, other) = prepared.images
     assert 0 < first == second < len(prepared.tokens)
     assert (one.width, one.height, other.width, other.height) == (5, 7, 4, 3)

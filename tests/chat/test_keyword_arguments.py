@@ -9,7 +9,7 @@ from grammars.gbnf import read as read_gbnf
 from grammars.matcher import Matcher
 from server.chat.formats import FORMATS
 from server.chat.parser import ParserSpec
-from server.chat.spell import spell
+from server.chat.spell import render_tool_calls
 from tests.chat.blocks import read
 
 FORMAT = FORMATS["lfm-2"]
@@ -26,7 +26,7 @@ def test_names_that_are_no_names_in_python(name: str, required: list[str]) -> No
     }
     arguments = {name: "x", "plain": 1}
     (calls, *_) = FORMAT.calls
-    text = spell(calls, [("f", "", arguments)])
+    text = render_tool_calls(calls, [("f", "", arguments)])
     opening, closing = "<|tool_call_start|>[f(", ")]<|tool_call_end|>"
     assert text.startswith(opening) and text.endswith(closing)
     matcher = Matcher(read_gbnf(compile_schema(schema, spelling="keywords", style="spaced").gbnf))

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from server.chat.conversation import ChatSettings, Conversation
-from server.chat.prepare import Model
+from server.chat.conversation import ChatSettings, PromptRequest
+from server.chat.prepare import PromptBuilder
 from server.chat.template import Template
-from server.chat.text import control
-from server.engine import Job, Picture, Sampling, Vocab, llama
+from server.chat.text import from_template
+from server.engine import EngineRequest, RgbImage, Sampling, Vocab, llama
 from server.engine.projector import Projector
-from server.engine.prompt import Layouts
+from server.engine.prompt import PlaceholderExpander
 from server.wire.records import ImagePart, Message, TextPart
 from tests.chat.test_places import TYPED
 from tests.fixtures.projectors import KINDS, Seer
@@ -35,7 +35,7 @@ def seer(request: pytest.FixtureRequest, seers: dict[str, Seer]) -> Seer:
 
 @pytest.fixture
 def projector(seer: Seer) -> Iterator[Projector]:
-    model = llama.Model(str(seer.model), repack=False, gpu_layers=0)
+    model = llama.LlamaModel(str(seer.model), repack=False, gpu_layers=0)
     projector = Projector.load(str(seer.projector), model, threads=1, gpu=False)
     assert projector is not None
     yield projector
@@ -43,29 +43,31 @@ def projector(seer: Seer) -> Iterator[Projector]:
     model.close()
 
 
-def ours(model: Model, projector: Projector, parts: Parts) -> tuple[Prompt, list[Picture]]:
+def ours(model: PromptBuilder, projector: Projector, parts: Parts) -> tuple[Prompt, list[RgbImage]]:
     content = tuple(part if isinstance(part, ImagePart) else TextPart(part) for part in parts)
-    prepared = model.prepare(Conversation((Message("user", content),)), ChatSettings(projector="projector"))
-    job = Job(1, prepared.tokens, Sampling(), "", 0, pictures=prepared.pictures)
-    tokens, images = Layouts(projector).lay_out(job)
+    prepared = model.prepare(PromptRequest((Message("user", content),)), ChatSettings(projector="projector"))
+    job = EngineRequest(1, prepared.tokens, Sampling(), "", 0, images=prepared.images)
+    tokens, images = PlaceholderExpander(projector).expand(job)
     told: Prompt = []
     at = 0
     for each in images:
         told += tokens[at : each.start]
         told.append(("image", each.end - each.start))
         at = each.end
-    return [*told, *tokens[at:]], [picture for _, picture in prepared.pictures]
+    return [*told, *tokens[at:]], [picture for _, picture in prepared.images]
 
 
-def theirs(model: Model, projector: Projector, parts: Parts, pictures: list[Picture], *, typed: bool) -> Prompt:
+def theirs(
+    model: PromptBuilder, projector: Projector, parts: Parts, pictures: list[RgbImage], *, typed: bool
+) -> Prompt:
     m = projector._m
     marker = m.mtmd_default_marker().decode()
     marked = "".join(marker if isinstance(part, ImagePart) else part for part in parts)
     content: Any = [{"type": "text", "text": marked}] if typed else marked
     vocab = model.vocab
     template = Template(model.template.source, bos=vocab.text(vocab.bos or 0), eos=vocab.text(vocab.eos or 0))
-    tools: Any = [] if model.traits.no_tools == "empty" else None
-    text = str.__str__(template.render([{"role": control("user"), "content": content}], tools=tools)).encode()
+    tools: Any = [] if model.template_capabilities.no_tools == "empty" else None
+    text = str.__str__(template.render([{"role": from_template("user"), "content": content}], tools=tools)).encode()
     bitmaps = [projector._bitmap(each.width, each.height, each.rgb) for each in pictures]
     chunks = m.mtmd_input_chunks_init()
     given = m.mtmd_input_text(text, len(text), True, True)
@@ -88,9 +90,9 @@ def theirs(model: Model, projector: Projector, parts: Parts, pictures: list[Pict
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_prompt_is_mtmds(seer: Seer, projector: Projector, templates: dict[str, str], name: str) -> None:
-    model = Model(Vocab.load(str(seer.model)), TYPED if name == "typed" else templates[name])
+    model = PromptBuilder(Vocab.load(str(seer.model)), TYPED if name == "typed" else templates[name])
     # That stand-in's vocabulary has the empty line as a control token, which text never becomes here.
     parts = tuple(" or\n" if part == " or\n\n" else part for part in PARTS) if seer.kind == "idefics3" else PARTS
     prompt, pictures = ours(model, projector, parts)
     assert len(pictures) == 3 <= sum(isinstance(each, tuple) for each in prompt)  # some are cut into tiles
-    assert prompt == theirs(model, projector, parts, pictures, typed=model.traits.typed)
+    assert prompt == theirs(model, projector, parts, pictures, typed=model.template_capabilities.needs_content_parts)

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.chat.conversation import Conversation
+from server.chat.conversation import PromptRequest
 from server.chat.formats import FORMATS
-from server.chat.kinds import Kinds, member_types
-from server.chat.parser import Parser, ParserSpec
-from server.chat.prepare import Model, validate
-from server.chat.spell import spell
+from server.chat.kinds import SchemaTypes, argument_types
+from server.chat.parser import OutputParser, ParserSpec
+from server.chat.prepare import PromptBuilder, validate
+from server.chat.spell import render_tool_calls
 from server.engine import Vocab
 from server.wire.records import Message, NamedTool, TextPart, Tool, WireError
 from tests.chat.blocks import read
@@ -63,22 +63,22 @@ FULL: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def model(vocab: Vocab, templates: dict[str, str]) -> Model:
-    return Model(vocab, templates["MiniMax-M3"])
+def model(vocab: Vocab, templates: dict[str, str]) -> PromptBuilder:
+    return PromptBuilder(vocab, templates["MiniMax-M3"])
 
 
 def written(arguments: dict[str, Any]) -> str:
-    return str.__str__(spell(FORMAT.calls[0], [("plan", "", arguments)]))
+    return str.__str__(render_tool_calls(FORMAT.calls[0], [("plan", "", arguments)]))
 
 
-def grammar(model: Model, tool: Tool = PLAN) -> str:
-    asked = Conversation((Message("user", (TextPart("Go."),)),), (tool,), NamedTool(tool.name))
+def grammar(model: PromptBuilder, tool: Tool = PLAN) -> str:
+    asked = PromptRequest((Message("user", (TextPart("Go."),)),), (tool,), NamedTool(tool.name))
     prepared = model.prepare(asked)
-    assert prepared.constraint is not None and prepared.checked_tools == {tool.name}
+    assert prepared.constraint is not None and prepared.tools_to_validate == {tool.name}
     return prepared.constraint.grammar
 
 
-def test_the_grammar_follows_the_schema(model: Model, matcher: Matcher) -> None:
+def test_the_grammar_follows_the_schema(model: PromptBuilder, matcher: Matcher) -> None:
     rules = grammar(model)
     for good in (FULL, {"title": "T"}, {"title": "T", "tags": "x"}, {"title": "T", "stops": []}):
         assert matcher.accepts(rules, written(good)), good
@@ -97,7 +97,7 @@ def test_the_grammar_follows_the_schema(model: Model, matcher: Matcher) -> None:
         assert not matcher.accepts(rules, written(wrong)), wrong
 
 
-def test_what_the_grammar_allows_is_read_and_valid(model: Model, matcher: Matcher) -> None:
+def test_what_the_grammar_allows_is_read_and_valid(model: PromptBuilder, matcher: Matcher) -> None:
     tool = Tool(
         "plan",
         None,
@@ -122,7 +122,7 @@ def test_what_the_grammar_allows_is_read_and_valid(model: Model, matcher: Matche
         },
     )
     rules = grammar(model, tool)
-    spec = ParserSpec(FORMAT, "allowed", {"plan": member_types(tool.parameters)})
+    spec = ParserSpec(FORMAT, "allowed", {"plan": argument_types(tool.parameters)})
     tokens = [token for byte, token in matcher.vocab.byte_tokens.items() if 32 <= byte < 127 or byte == 10]
     choose = random.Random(5)
     complete = 0
@@ -156,7 +156,7 @@ plans = st.fixed_dictionaries(
 @given(plans, st.lists(st.integers(0, 10_000), max_size=10))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_arguments_come_back(arguments: dict[str, Any], places: list[int]) -> None:
-    spec = pickle.loads(pickle.dumps(ParserSpec(FORMAT, "allowed", {"plan": member_types(PLAN.parameters)})))
+    spec = pickle.loads(pickle.dumps(ParserSpec(FORMAT, "allowed", {"plan": argument_types(PLAN.parameters)})))
     output = written(arguments)
     whole = read(spec, [output])
     assert whole.calls == [("plan", arguments)]
@@ -166,9 +166,9 @@ def test_arguments_come_back(arguments: dict[str, Any], places: list[int]) -> No
 
 
 def test_texts_stream() -> None:
-    spec = ParserSpec(FORMAT, "allowed", {"plan": member_types(PLAN.parameters)})
+    spec = ParserSpec(FORMAT, "allowed", {"plan": argument_types(PLAN.parameters)})
     output = written({"title": "words " * 400, "stops": [{"name": "words " * 400}]})
-    parser = Parser(spec)
+    parser = OutputParser(spec)
     longest = 0
     for char in output:
         parser.feed(char)
@@ -178,16 +178,16 @@ def test_texts_stream() -> None:
 
 
 def test_kinds_of_what_values_hold() -> None:
-    kinds = member_types(PLAN.parameters)
+    kinds = argument_types(PLAN.parameters)
     stops = kinds["stops"]
-    assert isinstance(stops, Kinds) and stops == ("array",)
+    assert isinstance(stops, SchemaTypes) and stops == ("array",)
     assert stops.item() == ("object",) and stops.item().member("at").item() == ("number",)
     assert stops.item().member("near").member("near").member("name") == ("string",)
     assert kinds["tags"] == ("string", "array")
     assert pickle.loads(pickle.dumps(stops)).item() == ("object",)
 
 
-def test_a_refused_schema_names_its_tool(model: Model) -> None:
+def test_a_refused_schema_names_its_tool(model: PromptBuilder) -> None:
     tool = Tool("odd", None, {"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}}})
     with pytest.raises(WireError, match="tool odd: /properties/a"):
         grammar(model, tool)
@@ -205,5 +205,5 @@ def test_a_refused_schema_names_its_tool(model: Model) -> None:
         {"type": "object", "required": ["z"], "additionalProperties": {"type": "integer"}},
     ],
 )
-def test_any_schema_makes_a_grammar_that_loads(model: Model, matcher: Matcher, schema: dict[str, Any]) -> None:
+def test_any_schema_makes_a_grammar_that_loads(model: PromptBuilder, matcher: Matcher, schema: dict[str, Any]) -> None:
     matcher.start(grammar(model, Tool("plan", None, schema)))

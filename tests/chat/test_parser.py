@@ -14,8 +14,8 @@ from server.chat.events import BlockDelta, BlockEnd, BlockStart
 from server.chat.format import Types
 from server.chat.formats import FORMATS
 from server.chat.formats.generic import FORMAT
-from server.chat.parser import MalformedOutput, Parser, ParserSpec
-from server.chat.spell import spell
+from server.chat.parser import MalformedOutput, OutputParser, ParserSpec
+from server.chat.spell import render_tool_calls
 from tests.chat.blocks import Block, read
 
 TOOLS: dict[str, Types] = {"get_weather": {}, "save_note": {}}
@@ -68,7 +68,7 @@ def test_plain_text_is_kept_whole(text: str, places: list[int]) -> None:
 
 
 def test_text_streams_while_it_comes() -> None:
-    parser = Parser(CALLS)
+    parser = OutputParser(CALLS)
     assert parser.feed('{"response": "Hel') == [BlockStart(0, "text"), BlockDelta(0, "Hel")]
     assert parser.feed("lo \\") == [BlockDelta(0, "lo ")]
     assert parser.feed("u00") == []
@@ -78,7 +78,7 @@ def test_text_streams_while_it_comes() -> None:
 
 
 def test_a_call_starts_as_soon_as_its_name_is_known() -> None:
-    parser = Parser(CALLS)
+    parser = OutputParser(CALLS)
     assert parser.feed('{"tool_calls": [{"name": "get_weather') == []
     assert parser.feed('", "arg') == [BlockStart(0, "toolCall", "get_weather")]
     assert parser.feed('uments": {"city": "Par') == [BlockDelta(0, '{"city": "Par')]
@@ -157,7 +157,7 @@ def test_a_completed_output_that_breaks_the_format(output: str) -> None:
     ],
 )
 def test_what_breaks_the_format_is_known_as_soon_as_it_is_certain(output: str, certain: str | None) -> None:
-    parser = Parser(CALLS)
+    parser = OutputParser(CALLS)
     for at, char in enumerate(output):
         parser.feed(char)
         assert parser.broken == (certain is not None and output[: at + 1].startswith(certain)), output[: at + 1]
@@ -186,7 +186,7 @@ def test_a_call_where_none_is_allowed_fails_no_turn_that_is_cut_short() -> None:
         'Well: {"tool_calls": [{"name": "get_weather", "arguments": {',
         '{"tool_calls": [{"name": "get_weather", "arguments": {}}]}',
     ):
-        parser = Parser(REFUSED)
+        parser = OutputParser(REFUSED)
         for char in output:
             parser.feed(char)
             assert not parser.broken
@@ -231,10 +231,14 @@ def test_what_waits_stays_small_however_long_the_output(name: str) -> None:
     format = FORMATS[name]
     spec = ParserSpec(format, "allowed", {"save_note": {"text": ("string",)}})
     prose = "Here < is { some [ prose: a=b, and\n\n more. " * 40
-    call = str.__str__(spell(format.calls[0], [("save_note", "1", {"text": "some words " * 200})]))
-    thought = f"{format.thinking.open}{prose}{format.thinking.close}{format.next}" if format.thinking else ""
-    text = "" if format.calls[0].anchored or format.framed else prose
-    parser = Parser(spec)
+    call = str.__str__(render_tool_calls(format.calls[0], [("save_note", "1", {"text": "some words " * 200})]))
+    thought = (
+        f"{format.reasoning_tags.open}{prose}{format.reasoning_tags.close}{format.separator}"
+        if format.reasoning_tags
+        else ""
+    )
+    text = "" if format.calls[0].only_at_start or format.always_tagged else prose
+    parser = OutputParser(spec)
     longest = 0
     for char in thought + text + call:
         parser.feed(char)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from server.chat.conversation import ChatSettings, Conversation, Prepared
+from server.chat.conversation import ChatSettings, PreparedPrompt, PromptRequest
 from server.chat.formats import FORMATS, recognise
-from server.chat.prepare import Model
-from server.chat.probe import probe
-from server.chat.reasoning import EFFORTS, Control
+from server.chat.prepare import PromptBuilder
+from server.chat.probe import detect_capabilities
+from server.chat.reasoning import EFFORTS, ReasoningSwitches
 from server.chat.template import Template
 from server.engine import Vocab
 from server.wire.records import Message, TextPart, ThinkingPart, Tool, ToolCallPart, WireError
@@ -60,14 +60,14 @@ HELD = {
 }
 
 
-def hello(model: Model, settings: ChatSettings) -> tuple[str, Prepared]:
-    prepared = model.prepare(Conversation((Message("user", (TextPart("Hello"),)),)), settings)
+def hello(model: PromptBuilder, settings: ChatSettings) -> tuple[str, PreparedPrompt]:
+    prepared = model.prepare(PromptRequest((Message("user", (TextPart("Hello"),)),)), settings)
     return b"".join(model.vocab.piece(token) for token in prepared.tokens).decode(), prepared
 
 
 @pytest.mark.slow
 def test_switches_and_efforts_are_found(templates: dict[str, str]) -> None:
-    found = {name: probe(Template(source)).reasoning for name, source in templates.items()}
+    found = {name: detect_capabilities(Template(source)).reasoning for name, source in templates.items()}
     assert {name: each.switch[0] for name, each in found.items() if each.switch} == SWITCHES
     assert {name: (each.effort, each.efforts) for name, each in found.items() if each.effort} == HELD
 
@@ -75,15 +75,15 @@ def test_switches_and_efforts_are_found(templates: dict[str, str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SWITCHES))
 def test_thinking_is_switched(vocab: Vocab, templates: dict[str, str], name: str) -> None:
-    model = Model(vocab, templates[name])
+    model = PromptBuilder(vocab, templates[name])
     (on, _), (off, prepared) = (hello(model, ChatSettings(thinking=thinking)) for thinking in (True, False))
     assert on != off
-    assert model.format.thinking is None or prepared.parser.lead != model.format.thinking.open
+    assert model.format.reasoning_tags is None or prepared.parser.prompt_opening != model.format.reasoning_tags.open
 
 
 @pytest.mark.parametrize("name", sorted(HELD))
 def test_an_effort_reaches_the_prompt(vocab: Vocab, templates: dict[str, str], name: str) -> None:
-    model = Model(vocab, templates[name])
+    model = PromptBuilder(vocab, templates[name])
     efforts = HELD[name][1]
     least, most = (hello(model, ChatSettings(None, True, effort))[0] for effort in (efforts[0], efforts[-1]))
     assert least != most
@@ -93,23 +93,23 @@ def test_an_effort_reaches_the_prompt(vocab: Vocab, templates: dict[str, str], n
 
 
 def test_settings_that_a_template_does_not_know_change_nothing(vocab: Vocab, templates: dict[str, str]) -> None:
-    model = Model(vocab, templates["Qwen-Qwen2.5-7B-Instruct"])
+    model = PromptBuilder(vocab, templates["Qwen-Qwen2.5-7B-Instruct"])
     assert hello(model, ChatSettings(thinking=False, reasoning_effort="high")) == hello(model, ChatSettings())
 
 
 def test_an_effort_that_the_template_does_not_take_is_left_out() -> None:
-    known = Control(None, "effort", ("low", "high"))
+    known = ReasoningSwitches(None, "effort", ("low", "high"))
     assert known.options(ChatSettings(reasoning_effort="high")) == {"effort": "high"}
     assert known.options(ChatSettings(reasoning_effort="medium")) == {}
     # It is left out for no other reason.
-    switched = Control(("think", True, False), "effort", ("low", "high"))
+    switched = ReasoningSwitches(("think", True, False), "effort", ("low", "high"))
     settings = ChatSettings(reasoning_effort="high", thinking=False)
     assert switched.options(settings) == {"think": False, "effort": "high"}
 
 
 @pytest.mark.parametrize("name", ["Qwen-Qwen3-0.6B", "Kimi-K3", "Qwen-Qwen2.5-7B-Instruct"])
 def test_capabilities_say_what_can_be_told(vocab: Vocab, templates: dict[str, str], name: str) -> None:
-    found = Model(vocab, templates[name]).capabilities()
+    found = PromptBuilder(vocab, templates[name]).capabilities()
     assert found.thinking is (name in SWITCHES)
     assert found.reasoning_efforts == (HELD[name][1] if name in HELD else ())
 
@@ -132,10 +132,10 @@ WANTING = (
 """Templates whose models are trained to get their own reasoning back within a loop of calls."""
 
 
-def told(model: Model, messages: tuple[Message, ...], settings: ChatSettings, **fields: Any) -> str:
+def told(model: PromptBuilder, messages: tuple[Message, ...], settings: ChatSettings, **fields: Any) -> str:
     """What the refusal of this conversation says; empty where it is prepared."""
     try:
-        model.prepare(Conversation(messages, (TOOL,), "auto", **fields), settings)
+        model.prepare(PromptRequest(messages, (TOOL,), "auto", **fields), settings)
     except WireError as error:
         assert error.code == "unsupported"
         return error.message
@@ -146,25 +146,25 @@ def told(model: Model, messages: tuple[Message, ...], settings: ChatSettings, **
 def test_a_loop_without_its_reasoning_is_refused_where_it_is_required(
     vocab: Vocab, messages: tuple[Message, ...]
 ) -> None:
-    model = Model(vocab)
+    model = PromptBuilder(vocab)
     with pytest.raises(WireError, match="reasoning") as caught:
-        model.prepare(Conversation(messages, (TOOL,), "auto"), REQUIRED)
+        model.prepare(PromptRequest(messages, (TOOL,), "auto"), REQUIRED)
     assert caught.value.code == "unsupported"
-    model.prepare(Conversation(messages, (TOOL,), "auto"))
+    model.prepare(PromptRequest(messages, (TOOL,), "auto"))
 
 
 @pytest.mark.parametrize(
     "messages", [(ASK,), (ASK, ANSWER), (ASK, CALL, RESULT, ASK), (ASK, CALL, RESULT, ANSWER, ASK)]
 )
 def test_what_continues_no_loop_is_prepared(vocab: Vocab, messages: tuple[Message, ...]) -> None:
-    assert not told(Model(vocab), messages, REQUIRED)
+    assert not told(PromptBuilder(vocab), messages, REQUIRED)
 
 
 def test_templates_of_models_that_want_their_reasoning_back(templates: dict[str, str]) -> None:
     found = set()
     for name, source in templates.items():
-        format = recognise(source, probe(Template(source)).sample)
-        if format.wants_thinking and format.thinking is not None:
+        format = recognise(source, detect_capabilities(Template(source)).sample)
+        if format.needs_reasoning_history and format.reasoning_tags is not None:
             found.add(name)
     assert found == set(WANTING)
 
@@ -173,7 +173,7 @@ def test_templates_of_models_that_want_their_reasoning_back(templates: dict[str,
 def test_a_loop_without_its_reasoning_is_refused_where_the_format_wants_it(
     vocab: Vocab, templates: dict[str, str], name: str
 ) -> None:
-    model, thinking = Model(vocab, templates[name]), ChatSettings(thinking=True)
+    model, thinking = PromptBuilder(vocab, templates[name]), ChatSettings(thinking=True)
     rounds = (ASK, CALL, RESULT, *AGAIN)
     refused = told(model, (ASK, CALL, RESULT), thinking)
     assert refused.startswith("messages[1]: ") and "reasoning" in refused and "/llm/complete" in refused
@@ -198,20 +198,20 @@ def test_untold_a_model_thinks_as_its_template_has_it(vocab: Vocab, templates: d
         "CohereForAI-c4ai-command-r7b-12-2024-tool_use",
         *(name for name in WANTING if name.startswith("deepseek")),
     }
-    refused = told(Model(vocab, templates[name]), (ASK, CALL, RESULT), ChatSettings())
+    refused = told(PromptBuilder(vocab, templates[name]), (ASK, CALL, RESULT), ChatSettings())
     assert bool(refused) is (name not in silent)
 
 
 @pytest.mark.parametrize("name", ["Qwen-Qwen3-0.6B", "Kimi-K2-Instruct", "GLM-4.6", "Qwen-Qwen2.5-7B-Instruct"])
 def test_models_that_get_along_without_go_on(vocab: Vocab, templates: dict[str, str], name: str) -> None:
-    model = Model(vocab, templates[name])
+    model = PromptBuilder(vocab, templates[name])
     for settings in (ChatSettings(), ChatSettings(thinking=True)):
         assert not told(model, (ASK, CALL, RESULT), settings)
 
 
 def test_turns_of_another_route_begin_a_new_context(vocab: Vocab, templates: dict[str, str]) -> None:
     """By the contract of `/llm/complete`; an owner may require more."""
-    model, messages = Model(vocab, templates["openai-gpt-oss-120b"]), (ASK, CALL, RESULT)
+    model, messages = PromptBuilder(vocab, templates["openai-gpt-oss-120b"]), (ASK, CALL, RESULT)
     assert not told(model, messages, ChatSettings(), restarted=frozenset({1}))
     assert told(model, messages, REQUIRED, restarted=frozenset({1}))
     assert told(model, (*messages, *AGAIN), ChatSettings(), restarted=frozenset({1})).startswith("messages[3]: ")
@@ -229,7 +229,7 @@ def test_formats_say_whose_models_expect_their_reasoning_back() -> None:
         "minimax-m2",
         "minimax-m3",
     }
-    assert {name for name, format in FORMATS.items() if format.wants_thinking} == wanted
+    assert {name for name, format in FORMATS.items() if format.needs_reasoning_history} == wanted
 
 
 @pytest.mark.slow
@@ -237,9 +237,9 @@ def test_thinking_never_reaches_a_prompt(vocab: Vocab, templates: dict[str, str]
     thought = ThinkingPart("Secretwords.")
     messages = (ASK, Message("assistant", (thought, TextPart("Sidewords."), *CALL.content)), RESULT, ANSWER, ASK)
     for source in templates.values():
-        model = Model(vocab, source)
+        model = PromptBuilder(vocab, source)
         for settings in (ChatSettings(), ChatSettings(thinking=True)):
-            prepared = model.prepare(Conversation(messages, (TOOL,), "auto"), settings)
+            prepared = model.prepare(PromptRequest(messages, (TOOL,), "auto"), settings)
             prompt = b"".join(model.vocab.piece(token) for token in prepared.tokens)
             assert b"Secretwords" not in prompt and b"Sidewords" in prompt
 
@@ -248,7 +248,7 @@ def test_thinking_never_reaches_a_prompt(vocab: Vocab, templates: dict[str, str]
 def test_templates_take_back_the_reasoning_that_their_models_want(templates: dict[str, str]) -> None:
     seen = {}
     for name, source in templates.items():
-        traits = probe(Template(source))
+        traits = detect_capabilities(Template(source))
         seen[name] = (recognise(source, traits.sample), traits.replay)
     assert sum(replay for _, replay in seen.values()) == 31
     for name, (format, replay) in seen.items():

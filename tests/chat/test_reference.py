@@ -14,12 +14,12 @@ import pytest
 from jinja2.exceptions import SecurityError
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
-from server.chat.conversation import Conversation
+from server.chat.conversation import PromptRequest
 from server.chat.formats import recognise
-from server.chat.probe import probe
+from server.chat.probe import detect_capabilities
 from server.chat.prompt import write_prompt
 from server.chat.template import Template, TemplateError
-from server.chat.text import Text, content, control
+from server.chat.text import ProvenanceStr, from_template, from_user
 from tests.chat.test_formats import RECOGNISED, conversation
 
 TOKENS = {"bos_token": "<BOS>", "eos_token": "<EOS>"}
@@ -45,9 +45,9 @@ class Recorder(Template):
     """Remembers what it rendered last."""
 
     given: Mapping[str, Any]
-    rendered: Text
+    rendered: ProvenanceStr
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **given: Any) -> Text:
+    def render(self, messages: Sequence[Mapping[str, Any]], **given: Any) -> ProvenanceStr:
         self.given = {"messages": messages, **given}
         self.rendered = super().render(messages, **given)
         return self.rendered
@@ -102,17 +102,17 @@ def reference(source: str, messages: Any, tools: Any, **options: Any) -> str:
     return rendered[0]
 
 
-def reordered(given: Conversation) -> Conversation:
+def reordered(given: PromptRequest) -> PromptRequest:
     """The same with the results of the first two calls in the other order."""
     messages = list(given.messages)
     messages[3], messages[4] = messages[4], messages[3]
     assert {messages[3].role, messages[4].role} == {"toolResult"}
-    return Conversation(tuple(messages), given.tools, given.tool_choice)
+    return PromptRequest(tuple(messages), given.tools, given.tool_choice)
 
 
-def looping(given: Conversation) -> Conversation:
+def looping(given: PromptRequest) -> PromptRequest:
     """As far as a result that the model has not answered yet."""
-    return Conversation(given.messages[:-1], given.tools, given.tool_choice)
+    return PromptRequest(given.messages[:-1], given.tools, given.tool_choice)
 
 
 ADAPTED = {"whole": lambda given: given, "results in order": reordered, "after a result": looping}
@@ -125,7 +125,7 @@ def test_a_full_conversation(
 ) -> None:
     """As we give it to the template: turns it lacks carried otherwise, ids in its format's shape."""
     template = Recorder(templates[name], bos=TOKENS["bos_token"], eos=TOKENS["eos_token"])
-    traits = probe(template)
+    traits = detect_capabilities(template)
     write_prompt(template, traits, recognise(template.source, traits.sample), ADAPTED[variant](conversation("auto")))
     if name in LENIENT:
         try:
@@ -213,14 +213,14 @@ def test_conversations_as_they_come(templates: dict[str, str], name: str, monkey
     rendered = 0
     for messages in native():
         for tools, options in ((None, {}), (CATALOGUE, {}), (SIMPLE, {"enable_thinking": False})):
-            ours = [{**content(message), "role": control(message["role"])} for message in messages]
+            ours = [{**from_user(message), "role": from_template(message["role"])} for message in messages]
             try:
                 expected = reference(unescaped(template.source), messages, tools, **options)
             except Exception:
                 with pytest.raises(TemplateError):
-                    template.render(ours, tools=content(tools), **options)
+                    template.render(ours, tools=from_user(tools), **options)
                 continue
-            assert str.__str__(template.render(ours, tools=content(tools), **options)) == expected
+            assert str.__str__(template.render(ours, tools=from_user(tools), **options)) == expected
             rendered += 1
     print(f"{name}: {rendered} rendered")
     assert rendered

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from server.chat.conversation import ChatSettings, Conversation
+from server.chat.conversation import ChatSettings, PromptRequest
 from server.chat.format import ID
-from server.chat.prepare import Model
-from server.chat.replay import Replay, Run
-from server.chat.spell import spell
+from server.chat.prepare import PromptBuilder
+from server.chat.replay import PromptPart, TurnReplay
+from server.chat.spell import render_tool_calls
 from server.chat.template import TemplateError
 from server.engine import Vocab
 from server.engine.messages import Segment
@@ -71,15 +71,19 @@ LOOPS: dict[str, tuple[tuple[Message, ...], tuple[int, ...], tuple[str, ...]]] =
 }
 
 
-def model_of(vocab: Vocab, source: str) -> Model:
-    model = Model(vocab, source)
-    replay = Replay(model.format, (*ENDS, *(vocab.text(token) for token in vocab.eog)), model._said, model._lead)
+def model_of(vocab: Vocab, source: str) -> PromptBuilder:
+    model = PromptBuilder(vocab, source)
+    replay = TurnReplay(
+        model.format, (*ENDS, *(vocab.text(token) for token in vocab.eog)), model._detokenize, model._lead
+    )
     model.__dict__["replay"] = replay
     return model
 
 
-def runs_of(model: Model, messages: tuple[Message, ...], turns: dict[int, array[int]]) -> tuple[list[Run], Any]:
-    return model._runs(Conversation(messages, (TOOL,), "auto", turns=turns), ChatSettings())
+def runs_of(
+    model: PromptBuilder, messages: tuple[Message, ...], turns: dict[int, array[int]]
+) -> tuple[list[PromptPart], Any]:
+    return model._runs(PromptRequest(messages, (TOOL,), "auto", kept_tokens=turns), ChatSettings())
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -112,13 +116,13 @@ def test_a_turn_whose_place_cannot_be_found_is_written_from_its_message(
 ) -> None:
     messages = LOOPS["call"][0]
     for name in ELSEWHERE:
-        model = Model(vocab, templates[name])
-        assert model.replay.ends == ()
+        model = PromptBuilder(vocab, templates[name])
+        assert model.replay.eog_texts == ()
         runs, replayed = runs_of(model, messages, {1: array("i", [5])})
         assert (runs, replayed) == (runs_of(model, messages, {})[0], frozenset())
     required = ChatSettings(reasoning_continuation="required")
     with pytest.raises(WireError, match="continuations"):
-        model.prepare(Conversation(messages, (TOOL,), "auto", turns={1: array("i", [5])}), required)
+        model.prepare(PromptRequest(messages, (TOOL,), "auto", kept_tokens={1: array("i", [5])}), required)
 
 
 def test_reasoning_is_kept_between_calls_where_it_is_required(vocab: Vocab, templates: dict[str, str]) -> None:
@@ -126,10 +130,10 @@ def test_reasoning_is_kept_between_calls_where_it_is_required(vocab: Vocab, temp
     model = model_of(vocab, templates["Qwen-Qwen3-0.6B"])
     thought = vocab.tokenize([Segment("Secretwords.", control=False)])
     messages = LOOPS["rounds"][0]
-    prepared = model.prepare(Conversation(messages, (TOOL,), "auto", turns={1: thought, 3: thought}), required)
-    assert model._said(prepared.tokens).count("Secretwords.") == 2
+    prepared = model.prepare(PromptRequest(messages, (TOOL,), "auto", kept_tokens={1: thought, 3: thought}), required)
+    assert model._detokenize(prepared.tokens).count("Secretwords.") == 2
     with pytest.raises(WireError):
-        model.prepare(Conversation(messages, (TOOL,), "auto", turns={1: thought}), required)
+        model.prepare(PromptRequest(messages, (TOOL,), "auto", kept_tokens={1: thought}), required)
 
 
 def test_results_answer_to_the_ids_that_the_model_gave(vocab: Vocab, templates: dict[str, str]) -> None:
@@ -137,10 +141,10 @@ def test_results_answer_to_the_ids_that_the_model_gave(vocab: Vocab, templates: 
     for source in templates.values():
         model = model_of(vocab, source)
         calls = model.format.calls[0]
-        if ID not in calls.call or not model.traits.results:
+        if ID not in calls.call or not model.template_capabilities.results:
             continue
-        id = "77" if "index" in model.format.ids else "abcdef123"
-        said = "".join(spell(calls, [("look", id, {"visible": True})]))
+        id = "77" if "index" in model.format.id_template else "abcdef123"
+        said = "".join(render_tool_calls(calls, [("look", id, {"visible": True})]))
         tokens = vocab.tokenize([Segment(said, control=False)], begins=False, follows=True)
         runs, replayed = runs_of(model, (ASK, *called("call_own")), {1: tokens})
         assert replayed == {1}
@@ -152,21 +156,21 @@ def test_results_answer_to_the_ids_that_the_model_gave(vocab: Vocab, templates: 
 
 def test_the_tokens_of_a_replayed_prompt(vocab: Vocab) -> None:
     """SmolLM2: the first prompt, the turn, and the rest, with nothing lost or added where they meet."""
-    model = Model(vocab)
+    model = PromptBuilder(vocab)
     messages = (Message("system", (TextPart("Be brief."),)), ASK, SAID, MORE)
-    first = model.prepare(Conversation(messages[:2]))
+    first = model.prepare(PromptRequest(messages[:2]))
     turn = vocab.tokenize([Segment("  An answer <|im_end|> as it was", control=False)], begins=False, follows=True)
-    second = model.prepare(Conversation(messages, turns={2: turn}))
+    second = model.prepare(PromptRequest(messages, kept_tokens={2: turn}))
     before = first.tokens + turn
     assert second.replayed == {2}
     assert second.tokens[: len(before)] == before
     assert (
-        model._said(second.tokens[len(before) :])
+        model._detokenize(second.tokens[len(before) :])
         == "<|im_end|>\n<|im_start|>user\nMoreover.<|im_end|>\n<|im_start|>assistant\n"
     )
     # As one text it is tokenized alike: the template's part begins with a control token.
     whole = vocab.tokenize(
-        [Segment(model._said(second.tokens[len(before) :]), control=True)], begins=False, follows=True
+        [Segment(model._detokenize(second.tokens[len(before) :]), control=True)], begins=False, follows=True
     )
     assert second.tokens[len(before) :] == whole
 
@@ -177,8 +181,8 @@ def test_images_keep_their_places_around_a_turn(vocab: Vocab, templates: dict[st
     turn = vocab.tokenize([Segment("The turn.", control=False)], begins=False, follows=True)
     messages = (user("see", RED, "this"), call, result("seen", BLUE))
     first = prepare(model, messages[0], tools=(LOOK,))
-    second = model.prepare(Conversation(messages, (LOOK,), "auto", turns={1: turn}), SEEING)
-    assert second.replayed == {1} and second.pictures[0] == first.pictures[0]
+    second = model.prepare(PromptRequest(messages, (LOOK,), "auto", kept_tokens={1: turn}), SEEING)
+    assert second.replayed == {1} and second.images[0] == first.images[0]
     assert second.tokens[: len(first.tokens) + len(turn)] == first.tokens + turn
     prompt = written(model, second)
     before, behind = prompt.split("The turn.")

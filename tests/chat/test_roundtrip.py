@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from server.chat.format import THINK, Format
+from server.chat.format import THINK, ChatFormat
 from server.chat.formats import FORMATS, GENERIC
 from tests.chat.blocks import Reading, read
 from tests.chat.writing import Author
 
 COUNT = 10_000 if os.environ.get("NAP_LLM_MANY") == "1" else 25
-THINKING_GENERIC = replace(GENERIC, name="generic-thinking", thinking=THINK)
+THINKING_GENERIC = replace(GENERIC, name="generic-thinking", reasoning_tags=THINK)
 ALL = {**FORMATS, GENERIC.name: GENERIC, THINKING_GENERIC.name: THINKING_GENERIC}
 
 
@@ -41,7 +41,7 @@ def told(reading: Reading) -> list[tuple[str, Any]]:
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("format", ALL.values(), ids=ALL)
-def test_blocks_come_back(format: Format) -> None:
+def test_blocks_come_back(format: ChatFormat) -> None:
     kinds: set[str] = set()
     for seed in range(COUNT):
         author = Author(format, seed)
@@ -55,4 +55,4 @@ def test_blocks_come_back(format: Format) -> None:
         assert read(output.spec, byte_by_byte(output.text)) == whole, (seed, output.text)
         kinds.update(kind for kind, _ in expected)
     print(f"{format.name}: {COUNT} outputs read alike, whole, in pieces and byte by byte")
-    assert kinds >= {"text", "toolCall", *(["thinking"] if format.thinking else [])}
+    assert kinds >= {"text", "toolCall", *(["thinking"] if format.reasoning_tags else [])}

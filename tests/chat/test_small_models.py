@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from server.chat.conversation import ChatSettings, Conversation
+from server.chat.conversation import ChatSettings, PromptRequest
 from server.chat.parser import MalformedOutput
-from server.chat.prepare import Model
+from server.chat.prepare import PromptBuilder
 from server.engine import Vocab
 from server.wire.records import Message, NamedTool, TextPart, Tool, ToolCallPart, ToolChoice
 from tests.chat.blocks import read
@@ -31,30 +31,30 @@ ALTERNATING = (
 """As old Mistral templates are: no system turn, no tools, no tool role, strictly by turns."""
 
 
-def asking(choice: ToolChoice) -> Conversation:
-    return Conversation((ASKED,), (WEATHER,), choice)
+def asking(choice: ToolChoice) -> PromptRequest:
+    return PromptRequest((ASKED,), (WEATHER,), choice)
 
 
 # --- Hermes and Qwen: a call without its tags
 
 
 @pytest.fixture(scope="module")
-def qwen(vocab: Vocab, templates: dict[str, str]) -> Model:
-    return Model(vocab, templates["Qwen-Qwen2.5-7B-Instruct"])
+def qwen(vocab: Vocab, templates: dict[str, str]) -> PromptBuilder:
+    return PromptBuilder(vocab, templates["Qwen-Qwen2.5-7B-Instruct"])
 
 
 CALL = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
 
 
 @pytest.mark.parametrize("around", [("", ""), ("I look.\n", ""), ("", "\nThat is it."), ('{"a": 1} ', "")])
-def test_a_whole_call_to_an_offered_tool_needs_no_tags(qwen: Model, around: tuple[str, str]) -> None:
+def test_a_whole_call_to_an_offered_tool_needs_no_tags(qwen: PromptBuilder, around: tuple[str, str]) -> None:
     prepared = qwen.prepare(asking("auto"))
     output = CALL.join(around)
     for pieces in ([output], list(output)):
         reading = read(prepared.parser, pieces)
         assert reading.calls == [("get_weather", {"city": "Paris"})]
         assert reading.of("text") == "".join(around).strip()
-    assert prepared.checked_tools == {"get_weather"}, "no grammar has seen its arguments, so they are validated"
+    assert prepared.tools_to_validate == {"get_weather"}, "no grammar has seen its arguments, so they are validated"
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_whole_call_to_an_offered_tool_needs_no_tags(qwen: Model, around: tupl
         'It is sunny, {"name": "x"} aside.',
     ],
 )
-def test_anything_less_is_answer_text(qwen: Model, output: str) -> None:
+def test_anything_less_is_answer_text(qwen: PromptBuilder, output: str) -> None:
     prepared = qwen.prepare(asking("auto"))
     for pieces in ([output], list(output)):
         reading = read(prepared.parser, pieces)
@@ -82,7 +82,7 @@ def test_anything_less_is_answer_text(qwen: Model, output: str) -> None:
 @pytest.mark.parametrize(
     "output", [f"<tool_call>\n{CALL.replace('get_weather', 'other')}\n</tool_call>", "<tool_call>x"]
 )
-def test_within_its_tags_it_must_be_one(qwen: Model, output: str) -> None:
+def test_within_its_tags_it_must_be_one(qwen: PromptBuilder, output: str) -> None:
     for pieces in ([output], list(output)):
         with pytest.raises(MalformedOutput):
             read(qwen.prepare(asking("auto")).parser, pieces)
@@ -95,9 +95,9 @@ def test_within_its_tags_it_must_be_one(qwen: Model, output: str) -> None:
 def test_required_calls_may_follow_thinking_that_the_template_opened(
     vocab: Vocab, templates: dict[str, str], matcher: Matcher, choice: ToolChoice
 ) -> None:
-    model = Model(vocab, templates["Qwen-QwQ-32B"])
+    model = PromptBuilder(vocab, templates["Qwen-QwQ-32B"])
     prepared = model.prepare(asking(choice), ChatSettings(thinking=True))
-    assert prepared.parser.lead == "<think>" and prepared.constraint is not None
+    assert prepared.parser.prompt_opening == "<think>" and prepared.constraint is not None
     call = f"<tool_call>\n{CALL}\n</tool_call>"
     output = f"First <tool_call> {{}}\nthen I call.\n</think>\n\n{call}"
     assert matcher.accepts(prepared.constraint.grammar, output)
@@ -114,12 +114,12 @@ def test_required_calls_may_follow_thinking_that_the_template_opened(
 
 
 @pytest.fixture(scope="module", params=["google-gemma-2-2b-it", "alternating"])
-def toolless(request: pytest.FixtureRequest, vocab: Vocab, templates: dict[str, str]) -> Model:
-    return Model(vocab, templates.get(request.param, ALTERNATING))
+def toolless(request: pytest.FixtureRequest, vocab: Vocab, templates: dict[str, str]) -> PromptBuilder:
+    return PromptBuilder(vocab, templates.get(request.param, ALTERNATING))
 
 
-def written(model: Model, *messages: Message, choice: ToolChoice = "auto") -> str:
-    prepared = model.prepare(Conversation((ASKED, *messages), (WEATHER,), choice))
+def written(model: PromptBuilder, *messages: Message, choice: ToolChoice = "auto") -> str:
+    prepared = model.prepare(PromptRequest((ASKED, *messages), (WEATHER,), choice))
     return b"".join(map(model.vocab.piece, prepared.tokens)).decode()
 
 
@@ -133,7 +133,7 @@ TWO = Message(
 )
 
 
-def test_results_are_json_in_one_turn_of_the_user(toolless: Model) -> None:
+def test_results_are_json_in_one_turn_of_the_user(toolless: PromptBuilder) -> None:
     prompt = written(toolless, TWO, result("b", "cold"), result("a", '{"c": 21}'))
     calls = [{"name": "get_weather", "arguments": {"city": city}} for city in ("Paris", "Oslo")]
     results = [{"name": "get_weather", "content": content} for content in ('{"c": 21}', "cold")]
@@ -142,7 +142,7 @@ def test_results_are_json_in_one_turn_of_the_user(toolless: Model) -> None:
     assert prompt.count(told) == 1, "in the order of the calls"
 
 
-def test_a_users_message_behind_results_stands_in_their_turn(toolless: Model) -> None:
+def test_a_users_message_behind_results_stands_in_their_turn(toolless: PromptBuilder) -> None:
     results = (result("a", "warm"), result("b", "cold"))
     with_question = written(toolless, TWO, *results, Message("user", (TextPart("And Rome?"),)))
     told = json.dumps({"tool_results": [{"name": "get_weather", "content": content} for content in ("warm", "cold")]})
@@ -156,7 +156,9 @@ def test_a_users_message_behind_results_stands_in_their_turn(toolless: Model) ->
     ("choice", "answer", "call"),
     [("auto", True, True), ("required", False, True), (NamedTool("get_weather"), False, True)],
 )
-def test_the_fallback_is_json(toolless: Model, matcher: Matcher, choice: ToolChoice, answer: bool, call: bool) -> None:
+def test_the_fallback_is_json(
+    toolless: PromptBuilder, matcher: Matcher, choice: ToolChoice, answer: bool, call: bool
+) -> None:
     """The catalogue is told, whether or not the template reads its `tools`."""
     prepared = toolless.prepare(asking(choice))
     prompt = written(toolless, choice=choice)
@@ -172,7 +174,7 @@ def test_the_fallback_is_json(toolless: Model, matcher: Matcher, choice: ToolCho
     assert read(prepared.parser, list(called)).calls == [("get_weather", {"city": "Paris"})]
 
 
-def test_none_disables_the_fallback(toolless: Model) -> None:
+def test_none_disables_the_fallback(toolless: PromptBuilder) -> None:
     prepared = toolless.prepare(asking("none"))
     assert prepared.constraint is None
     assert "Your whole reply" not in written(toolless, choice="none")

@@ -6,9 +6,9 @@ from array import array
 
 import pytest
 
-from server.chat.conversation import ChatSettings, Conversation
-from server.chat.prepare import Model
-from server.chat.probe import probe
+from server.chat.conversation import ChatSettings, PromptRequest
+from server.chat.prepare import PromptBuilder
+from server.chat.probe import detect_capabilities
 from server.chat.template import Template
 from server.engine import Vocab
 from server.engine.messages import Segment
@@ -51,13 +51,13 @@ SHAPES: dict[str, tuple[tuple[Message, ...], int]] = {
 }
 
 
-def prompt_of(model: Model, messages: tuple[Message, ...], settings: ChatSettings, **fields: object) -> str:
-    prepared = model.prepare(Conversation(messages, **fields), settings)  # type: ignore[arg-type]
-    return model._said(prepared.tokens)
+def prompt_of(model: PromptBuilder, messages: tuple[Message, ...], settings: ChatSettings, **fields: object) -> str:
+    prepared = model.prepare(PromptRequest(messages, **fields), settings)  # type: ignore[arg-type]
+    return model._detokenize(prepared.tokens)
 
 
 def test_what_templates_do_with_them(templates: dict[str, str]) -> None:
-    found = {name: probe(Template(source)).later_system for name, source in templates.items()}
+    found = {name: detect_capabilities(Template(source)).later_system for name, source in templates.items()}
     assert {name for name, rule in found.items() if rule == "first"} == JOINING
     assert {name for name, rule in found.items() if rule == "none"} == TAKING_ONE
 
@@ -66,10 +66,10 @@ def test_what_templates_do_with_them(templates: dict[str, str]) -> None:
 def test_each_is_in_the_prompt_or_refused_by_its_name(vocab: Vocab, templates: dict[str, str], shape: str) -> None:
     messages, index = SHAPES[shape]
     for name, source in templates.items():
-        model = Model(vocab, source)
+        model = PromptBuilder(vocab, source)
         if name in TAKING_ONE:
             with pytest.raises(WireError) as caught:
-                model.prepare(Conversation(messages))
+                model.prepare(PromptRequest(messages))
             assert caught.value.code == "unsupported", name
             assert caught.value.message.startswith(f"messages[{index}]: "), name
             assert "system_messages" in caught.value.message and "rules" not in caught.value.message
@@ -87,7 +87,7 @@ def test_each_is_in_the_prompt_or_refused_by_its_name(vocab: Vocab, templates: d
 
 @pytest.mark.parametrize("name", sorted(TAKING_ONE))
 def test_they_join_the_first_where_the_owner_lets_them(vocab: Vocab, templates: dict[str, str], name: str) -> None:
-    model = Model(vocab, templates[name])
+    model = PromptBuilder(vocab, templates[name])
     texts = "Firstrules.\n\nLaterrules.\n\nLastrules."
     merged = prompt_of(model, SHAPES["twice"][0], MERGE)
     assert merged == prompt_of(model, (said("system", texts), ASK, ANSWER, MORE), ChatSettings())
@@ -103,7 +103,7 @@ def test_they_join_the_first_where_the_owner_lets_them(vocab: Vocab, templates: 
 def test_lenient_projections_write_them_as_user_turns(
     vocab: Vocab, templates: dict[str, str], name: str, shape: str
 ) -> None:
-    model, (messages, _) = Model(vocab, templates[name]), SHAPES[shape]
+    model, (messages, _) = PromptBuilder(vocab, templates[name]), SHAPES[shape]
     for tools in ((), (TOOL,)):
         fields = {"tools": tools, "tool_choice": "auto" if tools else None, "lenient": True}
         prompt = prompt_of(model, messages, ChatSettings(), **fields)
@@ -123,9 +123,9 @@ def test_what_joins_the_first_is_there_before_turns_that_are_replayed(
 ) -> None:
     model = model_of(vocab, templates[name])
     turn: array[int] = vocab.tokenize([Segment("Replayed.", control=False)], begins=False, follows=True)
-    prepared = model.prepare(Conversation(SHAPES["between turns"][0], turns={2: turn}), MERGE)
+    prepared = model.prepare(PromptRequest(SHAPES["between turns"][0], kept_tokens={2: turn}), MERGE)
     assert prepared.replayed == {2}
-    prompt = model._said(prepared.tokens)
+    prompt = model._detokenize(prepared.tokens)
     assert [prompt.count(text) for text in ("Firstrules.", "Laterrules.", "Question.", "Replayed.", "Moreover.")] == [
         1
     ] * 5
@@ -134,6 +134,6 @@ def test_what_joins_the_first_is_there_before_turns_that_are_replayed(
 
 
 def test_a_message_is_named_as_its_caller_knows_it(vocab: Vocab, templates: dict[str, str]) -> None:
-    model = Model(vocab, templates["google-gemma-2-2b-it"])
+    model = PromptBuilder(vocab, templates["google-gemma-2-2b-it"])
     with pytest.raises(WireError, match=r"^messages\[7\]: "):
-        model.prepare(Conversation((ASK, LATER), names=("messages[0]", "messages[7]")))
+        model.prepare(PromptRequest((ASK, LATER), names=("messages[0]", "messages[7]")))

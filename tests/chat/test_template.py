@@ -13,7 +13,7 @@ from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from server.chat.template import Template, TemplateError
-from server.chat.text import Text, content, control
+from server.chat.text import ProvenanceStr, from_template, from_user
 
 
 class _Generation(Extension):
@@ -108,9 +108,9 @@ def test_every_template_renders_as_plain_jinja_does(templates: dict[str, str], p
                     )
                 except Exception:
                     with pytest.raises(TemplateError):
-                        ours.render(marked(messages), tools=content(tools) or None)
+                        ours.render(marked(messages), tools=from_user(tools) or None)
                     continue
-                prompt = ours.render(marked(messages), tools=content(tools) or None)
+                prompt = ours.render(marked(messages), tools=from_user(tools) or None)
                 segments = prompt.segments()
                 assert "".join(segment.text for segment in segments) == expected, name
                 allowed = "".join(segment.text for segment in segments if segment.control)
@@ -121,7 +121,7 @@ def test_every_template_renders_as_plain_jinja_does(templates: dict[str, str], p
 
 
 def marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{**content(message), "role": control(message["role"])} for message in messages]
+    return [{**from_user(message), "role": from_template(message["role"])} for message in messages]
 
 
 def test_control_tokens_in_content_stay_content() -> None:
@@ -204,7 +204,7 @@ def test_a_refusal_tells_the_templates_own_words_only() -> None:
     with pytest.raises(TemplateError, match="refuses this conversation: no system role"):
         Template("{{ raise_exception('no system role') }}").render([])
     with pytest.raises(TemplateError) as caught:
-        Template("{{ raise_exception('bad: ' + messages[0].content) }}").render([{"content": Text("secret")}])
+        Template("{{ raise_exception('bad: ' + messages[0].content) }}").render([{"content": ProvenanceStr("secret")}])
     assert "secret" not in str(caught.value)
 
 
@@ -234,7 +234,7 @@ def test_templates_that_do_not_compile(source: str) -> None:
 def test_templates_that_reach_for_more_fail(source: str) -> None:
     template = Template(source)
     with pytest.raises(TemplateError):
-        if template.render([{"role": Text("user"), "content": Text("x")}]) == "":
+        if template.render([{"role": ProvenanceStr("user"), "content": ProvenanceStr("x")}]) == "":
             raise TemplateError("rendered to nothing")
 
 

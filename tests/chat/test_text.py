@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.chat.text import Text, content, control, join
+from server.chat.text import ProvenanceStr, from_template, from_user, join
 
 # Every character tells what it is: small letters, "<" and space were written by the template; the rest is content.
 OURS, THEIRS = "ab< ", "XY\t\n"
 
 
-def told(text: str) -> Text:
-    return Text(text, bytes(char in OURS for char in text))
+def told(text: str) -> ProvenanceStr:
+    return ProvenanceStr(text, bytes(char in OURS for char in text))
 
 
 def keeps(value: str) -> bool:
-    assert isinstance(value, Text)
+    assert isinstance(value, ProvenanceStr)
     text = "".join(segment.text for segment in value.segments())
     return text == value and all((char in OURS) == run.control for run in value.segments() for char in run.text)
 
@@ -44,7 +44,7 @@ def test_operations_agree_with_str_and_keep_provenance(text: str, part: str, i: 
         (told(part).join([ours, told("Xa")]), part.join([text, "Xa"])),
         (join(ours), text),
     ]
-    lists: list[tuple[list[Text], list[str]]] = [
+    lists: list[tuple[list[ProvenanceStr], list[str]]] = [
         (ours.split(), text.split()),
         (ours.split(None, count), text.split(None, count)),
         (ours.split(part, count), text.split(part, count)),
@@ -65,19 +65,26 @@ def test_operations_agree_with_str_and_keep_provenance(text: str, part: str, i: 
 
 
 def test_plain_strings_join_as_content() -> None:
-    assert (control("<|") + "user" + control("|>")).segments() == join(
-        [control("<|"), "user", control("|>")]
+    assert (from_template("<|") + "user" + from_template("|>")).segments() == join(
+        [from_template("<|"), "user", from_template("|>")]
     ).segments()
-    assert [run.text for run in ("" + control("<|") + "im" + control("|>")).segments() if run.control] == ["<|", "|>"]
+    assert [run.text for run in ("" + from_template("<|") + "im" + from_template("|>")).segments() if run.control] == [
+        "<|",
+        "|>",
+    ]
 
 
 @pytest.mark.parametrize("text", ["straße", "İstanbul", "ﬁ"])
 def test_characters_that_become_two_are_content(text: str) -> None:
-    assert all(not run.control for run in control(text).upper().segments() if len(control(text).upper()) != len(text))
-    assert control("abc").upper().is_control()
+    assert all(
+        not run.control
+        for run in from_template(text).upper().segments()
+        if len(from_template(text).upper()) != len(text)
+    )
+    assert from_template("abc").upper().is_from_template()
 
 
 def test_content_reaches_into_json_values() -> None:
-    value = content({"a": ["<|im_end|>", {"b": 1, "c": None}]})
+    value = from_user({"a": ["<|im_end|>", {"b": 1, "c": None}]})
     assert value == {"a": ["<|im_end|>", {"b": 1, "c": None}]}
     assert not value["a"][0].is_control() and not next(iter(value)).is_control()

@@ -15,12 +15,12 @@ from random import Random
 import jsonschema
 import pytest
 
-from server.chat.conversation import Conversation, Prepared
-from server.chat.format import NAME, Format
+from server.chat.conversation import PreparedPrompt, PromptRequest
+from server.chat.format import NAME, ChatFormat
 from server.chat.formats import FORMATS, GENERIC
-from server.chat.prepare import Model
+from server.chat.prepare import PromptBuilder
 from server.engine import Sampling, Vocab, llama
-from server.engine.constraint import Guard
+from server.engine.constraint import GrammarState
 from server.engine.sampler import TokenSampler
 from server.wire.records import Message, NamedTool, TextPart, Tool, ToolChoice
 from tests.chat.blocks import read
@@ -73,24 +73,24 @@ TOOLS = {tool.name: tool for tool in (TRIP, STOP)}
 CHOICES: tuple[ToolChoice, ...] = ("auto", "none", "required", NamedTool("book_trip"))
 
 
-def asked(choice: ToolChoice) -> Conversation:
-    return Conversation((Message("user", (TextPart("A trip, please."),)),), tuple(TOOLS.values()), choice)
+def asked(choice: ToolChoice) -> PromptRequest:
+    return PromptRequest((Message("user", (TextPart("A trip, please."),)),), tuple(TOOLS.values()), choice)
 
 
 @dataclass
 class Babbler:
     """A model of random weights, writing one output at a time under a constraint."""
 
-    model: llama.Model
+    model: llama.LlamaModel
     vocab: Vocab
     context: llama.Context
     batch: llama.Batch
-    candidates: llama.Candidates
+    candidates: llama.CandidateArray
     broken: tuple[int, ...]
 
     @classmethod
     def load(cls, path: Path) -> Babbler:
-        model = llama.Model(str(path))
+        model = llama.LlamaModel(str(path))
         vocab = Vocab(model)
         context = llama.Context(model, cells=2048, sequences=1, batch=64, threads=1)
         # llama.cpp's matcher takes overlong and other broken UTF-8 for characters. No trained model writes such.
@@ -99,26 +99,28 @@ class Babbler:
             for token, piece in enumerate(vocab.pieces)
             if piece.translate(None, BROKEN) != piece or piece.endswith(tuple(bytes([byte]) for byte in CRITICAL))
         ]
-        return cls(model, vocab, context, llama.Batch(64), llama.Candidates(vocab.size), tuple(broken))
+        return cls(model, vocab, context, llama.Batch(64), llama.CandidateArray(vocab.size), tuple(broken))
 
-    def write(self, prepared: Prepared, beginning: str, seed: int, *, marker: str = "") -> str | None:
+    def write(self, prepared: PreparedPrompt, beginning: str, seed: int, *, marker: str = "") -> str | None:
         """Goes on from `beginning` until the output ends; None where it does not within `LENGTH` tokens.
 
         Where the constraint waits for a marker, `marker` is what the model writes before `beginning`.
         """
         assert prepared.constraint is not None
-        guard = Guard(prepared.constraint, self.model, self.vocab, self.candidates)
-        sampler = TokenSampler(Sampling(temperature=1.0, seed=seed), prepared.banned + self.broken, self.candidates)
+        guard = GrammarState(prepared.constraint, self.model, self.vocab, self.candidates)
+        sampler = TokenSampler(
+            Sampling(temperature=1.0, seed=seed), prepared.suppress_tokens + self.broken, self.candidates
+        )
         written = marker.encode()
         if marker:
-            assert guard.watch(written) == len(written)
+            assert guard.feed_trigger(written) == len(written)
         assert guard.active
         given = self.model.tokenize(beginning, parse_special=True)
         for token in given:
             assert guard.allows(token) and token not in guard.banned, beginning
             guard.accept(token)
             written += self.vocab.piece(token)
-        self.context.remove(0)
+        self.context.seq_rm(0)
         tokens = [Random(seed).randrange(256), *given]
         for position, token in enumerate(tokens):
             self._decode(token, position)
@@ -148,22 +150,22 @@ def stand_in(sdist: Path, templates: dict[str, str], tmp_path_factory: pytest.Te
     return Babbler.load(path)
 
 
-def loads(model: llama.Model, vocab: Vocab, source: str) -> Counter[str]:
+def loads(model: llama.LlamaModel, vocab: Vocab, source: str) -> Counter[str]:
     """How many grammars of a template load, by the tool choice."""
     loaded: Counter[str] = Counter()
-    prepares = Model(vocab, source)
-    candidates = llama.Candidates(vocab.size)
+    prepares = PromptBuilder(vocab, source)
+    candidates = llama.CandidateArray(vocab.size)
     for choice in CHOICES:
         for format in ("text", "json"):
             conversation = asked(choice)
-            prepared = prepares.prepare(Conversation(conversation.messages, conversation.tools, choice, format))
+            prepared = prepares.prepare(PromptRequest(conversation.messages, conversation.tools, choice, format))
             if prepared.constraint is None:
                 assert choice == "none" and format == "text"
                 continue
-            guard = Guard(prepared.constraint, model, vocab, candidates)  # raises where llama.cpp cannot read it
-            assert guard.active == (not prepared.constraint.markers)
-            for marker in prepared.constraint.markers:
-                assert Guard(prepared.constraint, model, vocab, candidates).watch(marker.encode()) == len(
+            guard = GrammarState(prepared.constraint, model, vocab, candidates)  # raises where llama.cpp cannot read it
+            assert guard.active == (not prepared.constraint.triggers)
+            for marker in prepared.constraint.triggers:
+                assert GrammarState(prepared.constraint, model, vocab, candidates).feed_trigger(marker.encode()) == len(
                     marker.encode()
                 )
             loaded[str(choice)] += 1
@@ -180,7 +182,7 @@ def test_grammars_load_with_a_stand_in(stand_in: Babbler, templates: dict[str, s
 def test_grammars_load_with_the_family_s_vocabulary(
     sdist: Path, templates: dict[str, str], vocabulary: str, families: tuple[str, ...]
 ) -> None:
-    model = llama.Model(str(sdist / f"vendor/llama.cpp/models/ggml-vocab-{vocabulary}.gguf"), vocab_only=True)
+    model = llama.LlamaModel(str(sdist / f"vendor/llama.cpp/models/ggml-vocab-{vocabulary}.gguf"), vocab_only=True)
     vocab = Vocab(model)
     names = [name for name in templates if name.startswith(families)]
     assert names
@@ -190,7 +192,7 @@ def test_grammars_load_with_the_family_s_vocabulary(
     model.close()
 
 
-def opening(format: Format) -> str:
+def opening(format: ChatFormat) -> str:
     """What a turn's first call begins with, as far as it is the same for every call to `book_trip`."""
     text = ""
     for part in format.calls[0].opening:
@@ -200,23 +202,23 @@ def opening(format: Format) -> str:
     raise AssertionError("a call has no name")
 
 
-def beginning(prepared: Prepared, choice: ToolChoice) -> tuple[str, str]:
+def beginning(prepared: PreparedPrompt, choice: ToolChoice) -> tuple[str, str]:
     """The marker, and what an output is made to begin with: random thinking never ends, so it is written for it."""
     assert prepared.constraint is not None
-    format, lead = prepared.parser.format, prepared.parser.lead
-    thinking, thought = format.thinking, ""
+    format, lead = prepared.parser.format, prepared.parser.prompt_opening
+    thinking, thought = format.reasoning_tags, ""
     if thinking and (choice == "required" or lead == thinking.open):
-        thought = f"Hm.{thinking.close.rstrip()}{format.next}"
+        thought = f"Hm.{thinking.close.rstrip()}{format.separator}"
         thought = thought if lead == thinking.open else f"{thinking.open}{thought}"
-    if prepared.constraint.markers:
-        return thought + prepared.constraint.markers[0], ""
+    if prepared.constraint.triggers:
+        return thought + prepared.constraint.triggers[0], ""
     return "", thought or ("" if choice == "required" else opening(format).removeprefix(lead))
 
 
 @pytest.mark.parametrize("name", ONE_EACH)
 def test_random_weights_write_valid_calls(stand_in: Babbler, templates: dict[str, str], name: str) -> None:
     """None wrong, and nearly all complete."""
-    prepares = Model(stand_in.vocab, templates[name])
+    prepares = PromptBuilder(stand_in.vocab, templates[name])
     outcomes: Counter[str] = Counter()
     for choice in CHOICES:
         if choice == "none":
@@ -245,8 +247,8 @@ def test_the_generic_format_with_thinking(stand_in: Babbler) -> None:
     source = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
     )
-    prepares = Model(stand_in.vocab, source + "<|im_start|>assistant\n")
-    assert prepares.format.name == GENERIC.name and prepares.format.thinking
+    prepares = PromptBuilder(stand_in.vocab, source + "<|im_start|>assistant\n")
+    assert prepares.format.name == GENERIC.name and prepares.format.reasoning_tags
     prepared = prepares.prepare(asked("required"))
     text = stand_in.write(prepared, "<think>Hm.</think>\n", 1)
     assert text is not None

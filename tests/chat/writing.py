@@ -12,18 +12,18 @@ from server.chat.format import (
     ANY_TYPE,
     ARGUMENTS,
     ID,
-    Calls,
-    Format,
-    Frame,
-    Json,
-    Literals,
-    Nested,
-    Slot,
-    Tagged,
+    CallField,
+    ChatFormat,
+    JsonArguments,
+    LiteralArguments,
+    NestedArguments,
+    TaggedArguments,
+    Tags,
+    ToolCallFormat,
     Types,
 )
 from server.chat.parser import ParserSpec
-from server.chat.spell import json_type, spell_arguments, to_json
+from server.chat.spell import json_type, render_arguments, to_json
 
 TOOLS: dict[str, Types] = {
     "get": {
@@ -79,42 +79,49 @@ class Output:
 class Author:
     """Writes outputs of one format, the same for the same seed."""
 
-    def __init__(self, format: Format, seed: int) -> None:
+    def __init__(self, format: ChatFormat, seed: int) -> None:
         self._random = Random(f"{format.name} {seed}")
         self._format = format
         self._words = [*_WORDS, *sorted(format.markers)]
-        calls = [calls.marker for calls in format.calls if not calls.anchored]
+        calls = [calls.marker for calls in format.calls if not calls.only_at_start]
         starts = [
             str(calls.call[0]).strip() for calls in format.calls if calls.begin and isinstance(calls.call[0], str)
         ]
-        thinking = [format.thinking.open.strip()] if format.thinking else []
+        thinking = [format.reasoning_tags.open.strip()] if format.reasoning_tags else []
         # What free text cannot hold: whatever begins a block where calls are allowed.
-        self._markers = [*thinking, *(frame.open for frame in format.text), *calls, *starts, *format.noise]
-        if format.lead:
-            self._markers.append(format.lead)
-        if any(calls.bare for calls in format.calls):
+        self._markers = [
+            *thinking,
+            *(frame.open for frame in format.answer_tags),
+            *calls,
+            *starts,
+            *format.ignored_markers,
+        ]
+        if format.prompt_opening:
+            self._markers.append(format.prompt_opening)
+        if any(calls.untagged_call for calls in format.calls):
             self._markers.append('{"name": "get"')
 
     def output(self) -> Output:
         """Thinking, text, calls, text, each where chance and the format have it."""
         format, lead = self._format, ""
         written, blocks = "", []
-        if format.thinking and self._chance(0.5):
-            thought = self._words_before(format.thinking.close.strip())
+        if format.reasoning_tags and self._chance(0.5):
+            thought = self._words_before(format.reasoning_tags.close.strip())
             space = self._space()
-            lead = format.thinking.open if self._chance(0.3) else ""
-            written = f"{'' if lead else format.thinking.open}{self._space()}{thought}{space}{format.thinking.close}"
-            written += format.next
+            lead = format.reasoning_tags.open if self._chance(0.3) else ""
+            tags = format.reasoning_tags
+            written = f"{'' if lead else tags.open}{self._space()}{thought}{space}{tags.close}"
+            written += format.separator
             blocks = [("thinking", thought)] if thought else []
-        answer = format.forced and self._chance(0.2)
-        for text, found in [self._forced(answer)] if format.forced else self._free(first=not written):
+        answer = format.grammar_only and self._chance(0.2)
+        for text, found in [self._forced(answer)] if format.grammar_only else self._free(first=not written):
             written += text
             blocks += found
         if not any(kind != "thinking" for kind, _ in blocks):
             blocks.append(("text", ""))
-        if not lead and format.lead and written.startswith(format.lead) and self._chance(0.5):
-            lead, written = format.lead, written.removeprefix(format.lead)
-        return Output(ParserSpec(format, "allowed", TOOLS, json=answer, lead=lead), written, blocks)
+        if not lead and format.prompt_opening and written.startswith(format.prompt_opening) and self._chance(0.5):
+            lead, written = format.prompt_opening, written.removeprefix(format.prompt_opening)
+        return Output(ParserSpec(format, "allowed", TOOLS, json=answer, prompt_opening=lead), written, blocks)
 
     def pieces(self, text: str) -> list[str]:
         """The text cut at random, sometimes into empty pieces."""
@@ -125,7 +132,7 @@ class Author:
 
     def _forced(self, json_answer: bool) -> tuple[str, list[tuple[str, Any]]]:
         """The calls, or one answer in its frame."""
-        frame = self._format.text[0]
+        frame = self._format.answer_tags[0]
         if json_answer:
             text = json.dumps(self._object(2), ensure_ascii=False)
             return f"{frame.open}{text}{frame.close}", [("text", text)]
@@ -137,11 +144,13 @@ class Author:
     def _free(self, *, first: bool) -> list[tuple[str, list[tuple[str, Any]]]]:
         format = self._format
         # An anchored call stands at the beginning; a framed format has no text but in frames.
-        spelling = self._random.choice([calls for calls in format.calls if first or not calls.anchored])
-        groups = self._random.choice([0, 1, 1, 1, 1, 2]) if not spelling.anchored else 1
+        spelling = self._random.choice([calls for calls in format.calls if first or not calls.only_at_start])
+        groups = self._random.choice([0, 1, 1, 1, 1, 2]) if not spelling.only_at_start else 1
         parts: list[tuple[str, list[tuple[str, Any]]]] = []
-        if self._chance(0.5) and not (groups and spelling.anchored):
-            parts.append(self._text(first=first, anchored=not groups and any(calls.anchored for calls in format.calls)))
+        if self._chance(0.5) and not (groups and spelling.only_at_start):
+            parts.append(
+                self._text(first=first, anchored=not groups and any(calls.only_at_start for calls in format.calls))
+            )
         for _ in range(groups):
             parts.append(self._calls(spelling))
             if self._chance(0.4):
@@ -158,44 +167,47 @@ class Author:
 
     def _text(self, *, first: bool, anchored: bool = False) -> tuple[str, list[tuple[str, Any]]]:
         format = self._format
-        frame: Frame | None = self._random.choice(format.text) if format.text else None
-        if frame and (format.framed or self._chance(0.5)):
+        frame: Tags | None = self._random.choice(format.answer_tags) if format.answer_tags else None
+        if frame and (format.always_tagged or self._chance(0.5)):
             text = self._words_before(frame.close) if frame.close else self._words_before(*self._markers)
-            return f"{format.next if not first else ''}{frame.open}{text}{frame.close}{self._after(frame)}", self._said(
-                text
+            return (
+                f"{format.separator if not first else ''}{frame.open}{text}{frame.close}{self._after(frame)}",
+                self._said(text),
             )
         text = self._words_before(*self._markers)
         return text, self._said(text)
 
-    def _after(self, frame: Frame) -> str:
-        return self._format.next if frame.close and self._chance(0.5) else ""
+    def _after(self, frame: Tags) -> str:
+        return self._format.separator if frame.close and self._chance(0.5) else ""
 
     @staticmethod
     def _said(text: str) -> list[tuple[str, Any]]:
         return [("text", text)] if text else []
 
-    def _calls(self, calls: Calls) -> tuple[str, list[tuple[str, Any]]]:
+    def _calls(self, calls: ToolCallFormat) -> tuple[str, list[tuple[str, Any]]]:
         given = []
-        for _ in range(self._random.randint(1, min(3, calls.most))):
+        for _ in range(self._random.randint(1, min(3, calls.max_calls))):
             name = self._random.choice(list(TOOLS))
             given.append((name, self._arguments(calls, TOOLS[name])))
         blocks: list[tuple[str, Any]] = [("toolCall", call) for call in given]
-        if calls.bare and self._chance(0.2):
-            return "\n".join(self._call(calls, calls.bare, *call) for call in given), blocks
+        if calls.untagged_call and self._chance(0.2):
+            return "\n".join(self._call(calls, calls.untagged_call, *call) for call in given), blocks
         written = [self._call(calls, calls.call, *call) for call in given]
         return f"{calls.begin}{calls.between.join(written)}{calls.end}", blocks
 
-    def _call(self, calls: Calls, call: Sequence[str | Slot], name: str, arguments: Mapping[str, Any]) -> str:
+    def _call(
+        self, calls: ToolCallFormat, call: Sequence[str | CallField], name: str, arguments: Mapping[str, Any]
+    ) -> str:
         parts = []
         for part in call:
-            if part is ARGUMENTS and isinstance(calls.syntax, Json):
+            if part is ARGUMENTS and isinstance(calls.syntax, JsonArguments):
                 parts.append(self._json(arguments))
             elif part is ARGUMENTS:
-                parts.append(str.__str__(spell_arguments(calls, arguments)))
+                parts.append(str.__str__(render_arguments(calls, arguments)))
             elif part is ID:
                 parts.append(str(self._random.randint(0, 99)) if calls.id.startswith("[0-9]") else "a1B2c3D4e")
             else:
-                parts.append(name if isinstance(part, Slot) else part)
+                parts.append(name if isinstance(part, CallField) else part)
         return "".join(parts)
 
     def _json(self, value: Any) -> str:
@@ -204,10 +216,10 @@ class Author:
 
     # Arguments
 
-    def _arguments(self, calls: Calls, types: Types) -> dict[str, Any]:
+    def _arguments(self, calls: ToolCallFormat, types: Types) -> dict[str, Any]:
         declared = [key for key in types if key is not None]
         keys = declared or [key for key in _KEYS if self._possible(calls, key)]
-        if isinstance(calls.syntax, Nested):  # what these are, only a schema tells
+        if isinstance(calls.syntax, NestedArguments):  # what these are, only a schema tells
             keys = [key for key in keys if not {"null", "array", "object"}.issuperset(self._types(types, key))]
         chosen = self._random.sample(keys, self._random.randint(0, min(4, len(keys))))
         return {key: self._argument(calls, self._types(types, key)) for key in chosen}
@@ -216,26 +228,28 @@ class Author:
     def _types(types: Types, key: str) -> Sequence[str]:
         return types.get(key, types.get(None, ANY_TYPE))
 
-    def _possible(self, calls: Calls, key: str) -> bool:
+    def _possible(self, calls: ToolCallFormat, key: str) -> bool:
         match calls.syntax:
-            case Literals(pair=pair):
+            case LiteralArguments(pair=pair):
                 return pair not in key
-            case Tagged(named=named):
+            case TaggedArguments(named=named):
                 return named[0] not in key
         return True
 
-    def _argument(self, calls: Calls, types: Sequence[str]) -> Any:
+    def _argument(self, calls: ToolCallFormat, types: Sequence[str]) -> Any:
         """A value of one of these types that the syntax can spell, and spells in one way only."""
-        nested = isinstance(calls.syntax, Nested)
+        nested = isinstance(calls.syntax, NestedArguments)
         kinds = [kind for kind in types if not nested or kind not in ("null", "array", "object")]
         while True:
             value = self._value(calls, self._random.choice(kinds), 2)
-            if not isinstance(calls.syntax, Tagged | Nested) or self._certain(calls.syntax, value, types):
+            if not isinstance(calls.syntax, TaggedArguments | NestedArguments) or self._certain(
+                calls.syntax, value, types
+            ):
                 return value
 
-    def _certain(self, tags: Tagged | Nested, value: Any, types: Sequence[str]) -> bool:
+    def _certain(self, tags: TaggedArguments | NestedArguments, value: Any, types: Sequence[str]) -> bool:
         raw = value if isinstance(value, str) else to_json(value)
-        close, typed = (tags.mark, ()) if isinstance(tags, Nested) else (tags.close.strip(), tags.typed)
+        close, typed = (tags.mark, ()) if isinstance(tags, NestedArguments) else (tags.close.strip(), tags.typed)
         if (raw + close).index(close) < len(raw):
             return False
         if not isinstance(value, str) or typed or types == ("string",):
@@ -245,8 +259,8 @@ class Author:
         except ValueError:
             return True
 
-    def _value(self, calls: Calls, kind: str, depth: int) -> Any:
-        marked = isinstance(calls.syntax, Literals) and calls.syntax.quote != '"'
+    def _value(self, calls: ToolCallFormat, kind: str, depth: int) -> Any:
+        marked = isinstance(calls.syntax, LiteralArguments) and calls.syntax.quote != '"'
         match kind:
             case "string":
                 return self._any_words(*([calls.syntax.quote] if marked else []))  # type: ignore[union-attr]

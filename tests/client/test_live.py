@@ -13,7 +13,7 @@ import pytest_asyncio
 from server.app import create_app
 from server.chat.events import BlockDelta, BlockEnd, BlockStart
 from server.client import Client, Conversation, FunctionTool, PartialCall, SyncClient, SyncConversation, TurnResult
-from server.config import Config, ConnectionConfig, ServerConfig, Source
+from server.config import Config, ModelConfig, ModelSource, ServerConfig
 from server.state import TokenStore
 from server.wire.records import NamedTool, Requirements, TextPart, WireError
 from tests.http.conftest import Site, listening, site_of
@@ -143,8 +143,8 @@ async def test_a_failure_rolls_back(scripted: Talk) -> None:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def smol(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> AsyncIterator[tuple[str, str]]:
     """Address and token of a server with SmolLM2."""
-    connection = ConnectionConfig(
-        "smollm2", "SmolLM2", "SmolLM2-135M-Instruct", Source(path=smollm2), context_length=1024, threads=1
+    connection = ModelConfig(
+        "smollm2", "SmolLM2", "SmolLM2-135M-Instruct", ModelSource(path=smollm2), context_length=1024, threads=1
     )
     tokens = TokenStore(tmp_path_factory.mktemp("state"))
     token = tokens.create("python", consent="always")

@@ -24,7 +24,7 @@ import pytest_asyncio
 
 from server.app import create_app
 from server.chat import HelperPool
-from server.config import Config, ConnectionConfig, Restrictions, ServerConfig, Source
+from server.config import CapabilityLimits, Config, ModelConfig, ModelSource, ServerConfig
 from server.engine import Vocab
 from server.state import TokenStore, owner_token
 from tests.chat.standin import WIDTH, write_model
@@ -272,7 +272,7 @@ async def shell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
         await shell.close()
         return
     path: Path = request.getfixturevalue("smollm2")
-    connection = ConnectionConfig("smollm2", "SmolLM2", MODEL, Source(path=path), context_length=1024, threads=1)
+    connection = ModelConfig("smollm2", "SmolLM2", MODEL, ModelSource(path=path), context_length=1024, threads=1)
     tokens = TokenStore(tmp_path_factory.mktemp("state"))
     app = create_app(Config(ServerConfig(), (connection,)), tokens=tokens)
     async with listening(app) as port:
@@ -312,7 +312,7 @@ def vocab(stand_in: Path) -> Vocab:
 
 @contextlib.asynccontextmanager
 async def controlling(
-    directory: Path, connection: ConnectionConfig, server: ServerConfig, pool: HelperPool, vocab: Vocab
+    directory: Path, connection: ModelConfig, server: ServerConfig, pool: HelperPool, vocab: Vocab
 ) -> AsyncIterator[Controlled]:
     # A model that rests between two lines of its script does not hang.
     config = Config(replace(server, watchdog=0), (connection,))
@@ -328,9 +328,9 @@ async def controlling(
             await controlled.close()
 
 
-def connecting(path: Path, **fields: Any) -> ConnectionConfig:
+def connecting(path: Path, **fields: Any) -> ModelConfig:
     defaults = {"context_length": 2048, "slots": 2, "threads": 1, "unload_after": 0}
-    return ConnectionConfig("smollm2", "SmolLM2", MODEL, Source(path=path), **defaults | fields)
+    return ModelConfig("smollm2", "SmolLM2", MODEL, ModelSource(path=path), **defaults | fields)
 
 
 Make = Any
@@ -343,15 +343,15 @@ async def make(pool: HelperPool, stand_in: Path, vocab: Vocab, tmp_path: Path) -
     async with contextlib.AsyncExitStack() as stack:
 
         async def made(
-            restrictions: Restrictions | None = None,
+            restrictions: CapabilityLimits | None = None,
             server: ServerConfig | None = None,
             sees: bool = False,
             **fields: Any,
         ) -> Controlled:
             if sees:
                 write_projector(tmp_path / "projector.gguf", "mlp", WIDTH)
-                fields["mmproj"] = Source(path=tmp_path / "projector.gguf")
-            connection = connecting(stand_in, capabilities=restrictions or Restrictions(), **fields)
+                fields["mmproj"] = ModelSource(path=tmp_path / "projector.gguf")
+            connection = connecting(stand_in, capabilities=restrictions or CapabilityLimits(), **fields)
             return await stack.enter_async_context(
                 controlling(tmp_path / "state", connection, server or ServerConfig(), pool, vocab)
             )

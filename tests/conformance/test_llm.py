@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from server.client import Client, TransportError
-from server.config import Restrictions, ServerConfig
+from server.config import CapabilityLimits, ServerConfig
 from tests.conformance.conftest import Controlled, Make, Shell, check_stream, user
 from tests.pictures import png
 
@@ -204,7 +204,7 @@ async def test_llm_c03_unsupported(anywhere: Shell) -> None:
 
 @CONFIGURED
 async def test_llm_c03_restricted_connection(make: Make) -> None:
-    controlled: Controlled = await make(Restrictions(json=False, tools=False))
+    controlled: Controlled = await make(CapabilityLimits(json=False, tools=False))
     for requirement in ("json", "tools", "images"):
         result = await controlled.call("llm.select", requirements={requirement: True})
         assert result["error"]["code"] == "unsupported"
@@ -215,7 +215,7 @@ async def test_llm_c03_restricted_connection(make: Make) -> None:
 
 @CONFIGURED
 async def test_llm_c03_images_may_be_kept_from_a_model_that_sees(make: Make) -> None:
-    controlled: Controlled = await make(Restrictions(images=False), sees=True)
+    controlled: Controlled = await make(CapabilityLimits(images=False), sees=True)
     assert not (await controlled.select())["images"]
     assert (await controlled.call("llm.select", requirements={"images": True}))["error"]["code"] == "unsupported"
     assert (await controlled.fail(await controlled.request(**picture(PIXEL))))["code"] == "unsupported"
@@ -233,7 +233,7 @@ async def test_llm_c03_images_where_the_model_sees(seeing: Controlled) -> None:
     run.done()
     await generation
     told, start = [], 0
-    for offset, picture in run.job.pictures:
+    for offset, picture in run.job.images:
         assert (picture.width, picture.height) == (2, 2)
         told.append(seeing.prompt(tokens=run.job.tokens[start:offset]))
         start = offset
@@ -880,7 +880,7 @@ async def test_llm_c19_every_listed_mode(shell: Shell) -> None:
 
 @CONFIGURED
 async def test_llm_c19_an_unlisted_mode(make: Make) -> None:
-    controlled: Controlled = await make(Restrictions(tool_choice_modes=("auto", "none")))
+    controlled: Controlled = await make(CapabilityLimits(tool_choice_modes=("auto", "none")))
     assert (await controlled.select())["toolChoiceModes"] == ["auto", "none"]
     for choice in ("required", {"type": "tool", "name": "get_weather"}):
         error = await controlled.fail(await controlled.request(tools=[WEATHER], toolChoice=choice))
@@ -947,7 +947,7 @@ async def test_llm_c20_malformed_schemas_whatever_may_be_called(anywhere: Shell)
 
 @CONFIGURED
 async def test_llm_c20_malformed_schemas_where_no_tools_are_supported(make: Make) -> None:
-    controlled: Controlled = await make(Restrictions(tools=False))
+    controlled: Controlled = await make(CapabilityLimits(tools=False))
     odd = {"name": "odd", "parameters": {"type": "object", "properties": {"x": {"type": 7}}}}
     for tool, code in ((odd, "invalid-request"), (WEATHER, "unsupported")):
         assert (await controlled.fail(await controlled.request(tools=[tool])))["code"] == code
@@ -1036,7 +1036,7 @@ async def test_llm_c22_an_image_result_where_the_template_writes_it(seeing: Cont
     run = await seeing.engine.run()
     run.done()
     await generation
-    ((offset, _),) = run.job.pictures
+    ((offset, _),) = run.job.images
     assert seeing.prompt(tokens=run.job.tokens[:offset]).endswith("Tool execution failed.\nbefore")
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from server.engine import Done, Failed, Job, ModelSpec, Sampling
-from server.engine.protocol import Decoder, Step, Submit
+from server.engine import EngineConfig, EngineRequest, Failed, Finished, Sampling
+from server.engine.protocol import AddRequest, Decoder, StepOutput
 from server.engine.worker import Worker
 
 
@@ -19,10 +19,10 @@ class Bench:
 
     def __init__(self, path: Path, **spec: Any) -> None:
         self._ours, theirs = socket.socketpair()
-        self.worker = Worker(theirs, ModelSpec(str(path), **{"slots": 3, "threads": 1, **spec}), repack=False)
+        self.worker = Worker(theirs, EngineConfig(str(path), **{"slots": 3, "threads": 1, **spec}), repack=False)
         self._decoder = Decoder()
         self.outputs: dict[int, bytes] = {}
-        self.ends: dict[int, Done | Failed] = {}
+        self.ends: dict[int, Finished | Failed] = {}
         self._news = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -30,7 +30,7 @@ class Bench:
     def _read(self) -> None:
         while data := self._ours.recv(1 << 16):
             for step in self._decoder.feed(data):
-                assert isinstance(step, Step)
+                assert isinstance(step, StepOutput)
                 for job, piece, _ in step.output:
                     self.outputs[job] = self.outputs.get(job, b"") + piece
                 with self._news:
@@ -44,12 +44,14 @@ class Bench:
 
     def submit(self, number: int, tokens: array[int], max_tokens: int) -> None:
         greedy = Sampling(temperature=0)
-        self.worker.put(Submit(Job(number, tokens, greedy, f"scope {number}", deadline=0, max_tokens=max_tokens)))
+        self.worker.put(
+            AddRequest(EngineRequest(number, tokens, greedy, f"scope {number}", deadline=0, max_tokens=max_tokens))
+        )
 
     def run(self) -> None:
-        self.worker.turn()
+        self.worker.step()
         while self.worker._scheduler.running or self.worker._scheduler.queue:
-            self.worker.turn()
+            self.worker.step()
         self.close()
 
     def close(self) -> None:

@@ -12,7 +12,19 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from server.engine import Constraint, Done, Engine, Failed, Generation, Job, ModelSpec, Sampling, Segment, Text, Vocab
+from server.engine import (
+    Constraint,
+    Engine,
+    EngineConfig,
+    EngineRequest,
+    Failed,
+    Finished,
+    Sampling,
+    Segment,
+    TextChunk,
+    TokenStream,
+    Vocab,
+)
 from tests.chat.standin import write_model
 
 GREEDY = Sampling(temperature=0)
@@ -23,17 +35,17 @@ _ids = itertools.count(1)
 class Outcome:
     """All events of one generation."""
 
-    texts: list[Text] = field(default_factory=list)
+    texts: list[TextChunk] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
-    end: Done | Failed | None = None
+    end: Finished | Failed | None = None
 
     @property
     def text(self) -> str:
         return "".join(text.text for text in self.texts)
 
     @property
-    def done(self) -> Done:
-        assert isinstance(self.end, Done), self.end
+    def done(self) -> Finished:
+        assert isinstance(self.end, Finished), self.end
         return self.end
 
     @property
@@ -60,30 +72,30 @@ class Model:
         constraint: Constraint | None = None,
         banned: tuple[int, ...] = (),
         **fields: Any,
-    ) -> Job:
+    ) -> EngineRequest:
         """A job of its own scope unless told otherwise, so that tests do not see each other's cache."""
         number = next(_ids)
-        return Job(
+        return EngineRequest(
             id=number,
             tokens=self.vocab.tokenize([Segment(prompt, control=True)]),
             sampling=sampling,
-            scope=scope or f"test {number}",
+            cache_salt=scope or f"test {number}",
             deadline=time.monotonic() + seconds,
             max_tokens=max_tokens,
             constraint=constraint,
-            banned=banned,
+            suppress_tokens=banned,
             **fields,
         )
 
-    async def run(self, job: Job) -> Outcome:
+    async def run(self, job: EngineRequest) -> Outcome:
         return await collect(self.engine.generate(job))
 
 
-async def collect(events: Generation) -> Outcome:
+async def collect(events: TokenStream) -> Outcome:
     """Read a generation to its end."""
     outcome = Outcome()
     async for event in events:
-        if isinstance(event, Text):
+        if isinstance(event, TextChunk):
             outcome.texts.append(event)
             outcome.times.append(time.monotonic())
         else:
@@ -99,7 +111,7 @@ def vocab(smollm2: Path) -> Vocab:
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def model(smollm2: Path, vocab: Vocab) -> AsyncIterator[Model]:
-    engine = await Engine.start(ModelSpec(str(smollm2), context_length=2048, slots=8, queue=4))
+    engine = await Engine.start(EngineConfig(str(smollm2), context_length=2048, slots=8, max_queued=4))
     yield Model(engine, vocab)
     await engine.close()
 
@@ -107,7 +119,7 @@ async def model(smollm2: Path, vocab: Vocab) -> AsyncIterator[Model]:
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def small(smollm2: Path, vocab: Vocab) -> AsyncIterator[Model]:
     """With a context of 128 tokens."""
-    engine = await Engine.start(ModelSpec(str(smollm2), context_length=128, slots=2))
+    engine = await Engine.start(EngineConfig(str(smollm2), context_length=128, slots=2))
     yield Model(engine, vocab)
     await engine.close()
 

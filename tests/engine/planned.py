@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from server.engine import ModelSpec
-from server.engine.plan import Plan
-from server.engine.worker import best
+from server.engine import EngineConfig
+from server.engine.plan import MemoryPlan
+from server.engine.worker import best_plan
 
 
-def sized(length: int, cells: int) -> Callable[[ModelSpec], Plan]:
+def sized(length: int, cells: int) -> Callable[[EngineConfig], MemoryPlan]:
     """What takes the place of `worker.best`: sequences of up to `length` tokens in `cells`, of their own where that
     is enough for all."""
 
-    def plan(spec: ModelSpec) -> Plan:
-        made = best(spec)
-        return replace(made, context_length=length, cells=cells, split=cells >= made.slots * length)
+    def plan(spec: EngineConfig) -> MemoryPlan:
+        made = best_plan(spec)
+        return replace(made, context_length=length, kv_cells=cells, kv_per_slot=cells >= made.slots * length)
 
     return plan

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from server.engine import Done, Job, Sampling, Segment, Vocab, llama, worker
-from server.engine.protocol import Cancel, Finish, Submit
-from server.engine.scheduler import Prefix, Sequence, Slot
+from server.engine import EngineRequest, Finished, Sampling, Segment, Vocab, llama, worker
+from server.engine.protocol import AbortRequest, AddRequest, Finish
+from server.engine.scheduler import PrefixMatch, Sequence, Slot
 from server.engine.worker import Worker
 from tests.engine.bench import Bench
 from tests.engine.planned import sized
@@ -23,7 +23,7 @@ from tests.engine.test_generate import LETTERS, NEXT
 @pytest.fixture
 def bench(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     """With a KV cache of 256 cells for three sequences of up to 200 tokens."""
-    monkeypatch.setattr(worker, "best", sized(200, 256))
+    monkeypatch.setattr(worker, "best_plan", sized(200, 256))
     yield Bench(smollm2)
 
 
@@ -35,13 +35,13 @@ def letters(vocab: Vocab) -> array[int]:
 @pytest.mark.slow
 def test_a_full_cache_lets_the_newest_step_aside(bench: Bench, letters: array[int]) -> None:
     parked = []
-    park = bench.worker._scheduler.park
-    bench.worker._scheduler.park = lambda: parked.append(park()) or parked[-1]  # type: ignore[method-assign]
+    park = bench.worker._scheduler.preempt
+    bench.worker._scheduler.preempt = lambda: parked.append(park()) or parked[-1]  # type: ignore[method-assign]
     for number in range(3):
         bench.submit(number, letters, 60)
     bench.run()
     assert [bench.outputs[number].decode() for number in range(3)] == [NEXT * 15] * 3
-    assert {end.output_tokens for end in bench.ends.values() if isinstance(end, Done)} == {60}
+    assert {end.output_tokens for end in bench.ends.values() if isinstance(end, Finished)} == {60}
     assert parked  # three sequences of 113 tokens do not fit 256 cells
 
 
@@ -49,14 +49,17 @@ def test_a_job_that_is_told_to_end_says_what_it_took(bench: Bench, letters: arra
     """One of two goes on; a job that is not there, or still in the queue, is left alone."""
     for number in (1, 2):
         bench.submit(number, letters, 40)
-    while any(sequence.output < 4 for sequence in bench.worker._scheduler.running) or not bench.worker._samplers:
-        bench.worker.turn()
+    while (
+        any(sequence.num_output_tokens < 4 for sequence in bench.worker._scheduler.running)
+        or not bench.worker._samplers
+    ):
+        bench.worker.step()
     bench.submit(3, letters, 8)
     for number in (1, 3, 99):
         bench.worker.put(Finish(number))
     bench.run()
     ended, on, queued = (bench.ends[number] for number in (1, 2, 3))
-    assert isinstance(ended, Done) and isinstance(on, Done) and isinstance(queued, Done)
+    assert isinstance(ended, Finished) and isinstance(on, Finished) and isinstance(queued, Finished)
     assert 4 <= ended.output_tokens == len(ended.tokens) < 40 and ended.prompt_tokens == len(letters)
     assert (NEXT * 10).startswith(bench.outputs[1].decode())
     assert (on.output_tokens, bench.outputs[2].decode()) == (40, NEXT * 10)
@@ -66,15 +69,15 @@ def test_a_job_that_is_told_to_end_says_what_it_took(bench: Bench, letters: arra
 @pytest.mark.slow
 def test_idle_slots_are_forgotten_before_anyone_steps_aside(bench: Bench, letters: array[int]) -> None:
     bench.submit(1, letters, 40)
-    bench.worker.turn()
+    bench.worker.step()
     while bench.worker._scheduler.running:
-        bench.worker.turn()
+        bench.worker.step()
     [idle] = [slot for slot in bench.worker._scheduler.slots if slot.tokens]
     bench.submit(2, letters, 40)
     bench.submit(3, letters, 40)
     bench.run()
     assert bench.outputs[2].decode() == bench.outputs[3].decode() == NEXT * 10
-    assert [end.output_tokens for end in bench.ends.values() if isinstance(end, Done)] == [40, 40, 40]
+    assert [end.output_tokens for end in bench.ends.values() if isinstance(end, Finished)] == [40, 40, 40]
     assert not idle.tokens  # three times 93 tokens do not fit 256 cells
 
 
@@ -82,23 +85,23 @@ def test_idle_slots_are_forgotten_before_anyone_steps_aside(bench: Bench, letter
 def test_with_cells_of_their_own_answers_and_prompts_take_steps_in_turn(smollm2: Path, letters: array[int]) -> None:
     bench = Bench(smollm2, context_length=200, speculation=False)
     worker, steps, notes = bench.worker, [], []
-    assert worker._scheduler._apart
-    decode, note = worker._context.decode, worker._scheduler.pace.note
+    assert worker._scheduler._separate_prefill
+    decode, note = worker._context.decode, worker._scheduler.budget.observe
 
     def noted(batch: llama.Batch, count: int) -> int:
         steps.append(dict(Counter(batch.sequence[:count].tolist())))
         return decode(batch, count)
 
     worker._context.decode = noted  # type: ignore[method-assign]
-    worker._scheduler.pace.note = lambda *noted: notes.append(noted) or note(*noted)  # type: ignore[method-assign]
+    worker._scheduler.budget.observe = lambda *noted: notes.append(noted) or note(*noted)  # type: ignore[method-assign]
     for number in (1, 2):
         bench.submit(number, letters, 40)
-    while len(worker._samplers) < 2 or any(sequence.output < 4 for sequence in worker._scheduler.running):
-        worker.turn()
+    while len(worker._samplers) < 2 or any(sequence.num_output_tokens < 4 for sequence in worker._scheduler.running):
+        worker.step()
     first, second = (sequence.slot.id for sequence in worker._scheduler.running)
     answers = {first: 1, second: 1}
     steps.clear(), notes.clear()
-    worker._scheduler.pace._chunk = 16.0
+    worker._scheduler.budget._chunk = 16.0
     bench.submit(3, letters, 2)
     bench.run()
     prompts = [place for place, step in enumerate(steps) if max(step.values()) > 1]
@@ -111,14 +114,14 @@ def test_with_cells_of_their_own_answers_and_prompts_take_steps_in_turn(smollm2:
 
 def test_an_aborted_step_is_done_again_for_the_survivors(bench: Bench, letters: array[int]) -> None:
     bench.submit(1, letters, 24)
-    while 1 not in bench.worker._samplers or bench.worker._scheduler.running[0].output < 4:
-        bench.worker.turn()
+    while 1 not in bench.worker._samplers or bench.worker._scheduler.running[0].num_output_tokens < 4:
+        bench.worker.step()
     results = []
     decode = bench.worker._context.decode
 
     def cancelled_meanwhile(batch: llama.Batch, count: int) -> int:
         if count > 1 and not results:
-            bench.worker.put(Cancel(2))
+            bench.worker.put(AbortRequest(2))
         results.append(decode(batch, count))
         return results[-1]
 
@@ -138,7 +141,7 @@ def test_a_small_share_of_a_step_is_no_reason_to_abort(bench: Bench, letters: ar
 
     def cancelled_meanwhile(batch: llama.Batch, count: int) -> int:
         if not results:
-            bench.worker.put(Cancel(3))
+            bench.worker.put(AbortRequest(3))
         results.append(decode(batch, count))
         return results[-1]
 
@@ -153,12 +156,12 @@ def test_a_small_share_of_a_step_is_no_reason_to_abort(bench: Bench, letters: ar
 def test_jobs_that_begin_alike_prefill_it_once(
     smollm2: Path, letters: array[int], monkeypatch: pytest.MonkeyPatch, cells: int
 ) -> None:
-    monkeypatch.setattr(worker, "best", sized(200, cells))
+    monkeypatch.setattr(worker, "best_plan", sized(200, cells))
     bench = Bench(smollm2)
     prompt = letters[:-3]
     for number in range(3):
-        job = Job(number, array("i", prompt), Sampling(temperature=0), "scope", deadline=0, max_tokens=12)
-        bench.worker.put(Submit(job))
+        job = EngineRequest(number, array("i", prompt), Sampling(temperature=0), "scope", deadline=0, max_tokens=12)
+        bench.worker.put(AddRequest(job))
     counts = []
     decode = bench.worker._context.decode
 
@@ -170,7 +173,7 @@ def test_jobs_that_begin_alike_prefill_it_once(
     bench.run()
     assert len({bench.outputs[number] for number in range(3)}) == 1
     ends = [bench.ends[number] for number in range(3)]
-    assert [end.cache_read_tokens for end in ends if isinstance(end, Done)] == [0, len(prompt) - 1, len(prompt) - 1]
+    assert [end.cache_read_tokens for end in ends if isinstance(end, Finished)] == [0, len(prompt) - 1, len(prompt) - 1]
     assert sum(counts) == len(prompt) + 2 + 3 * 11
 
 
@@ -184,7 +187,7 @@ class Memory:
     def first_position(self, sequence: int) -> int:
         return self.first
 
-    def remove(self, sequence: int, start: int = -1) -> bool:
+    def seq_rm(self, sequence: int, start: int = -1) -> bool:
         self.cuts.append(start)
         return self.cuttable or start == -1
 
@@ -212,8 +215,8 @@ def test_a_prefix_is_kept_only_where_that_is_right(
     model = SimpleNamespace(recurrent=recurrent, window=window)
     stub: Any = SimpleNamespace(_model=model, _context=memory, _head=lambda *_, **__: None)
     tokens = array("i", range(prompt))
-    job = Job(1, tokens, Sampling(), "scope", deadline=0)
+    job = EngineRequest(1, tokens, Sampling(), "scope", deadline=0)
     sequence = Sequence(job, Slot(0, tokens=array("i", range(held))), 1, tokens)
-    Worker._adopt(stub, sequence, Prefix(sequence.slot, common, common == held))
-    assert sequence.past == sequence.cache_read == kept
+    Worker._restore_prefix(stub, sequence, PrefixMatch(sequence.slot, common, common == held))
+    assert sequence.num_computed_tokens == sequence.num_cached_tokens == kept
     assert memory.cuts == cuts

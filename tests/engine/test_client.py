@@ -6,28 +6,28 @@ from array import array
 
 import pytest
 
-from server.engine import Done, Event, Failed, Generation, Job, Sampling, Text, device_report
-from server.engine.protocol import Cancel, Decoder, Step, Submit, encode
+from server.engine import EngineRequest, Event, Failed, Finished, Sampling, TextChunk, TokenStream, device_report
+from server.engine.protocol import AbortRequest, AddRequest, Decoder, StepOutput, encode
 
-JOB = Job(1, array("i", [1, 2]), Sampling(), "scope", deadline=0)
-DONE = Done("stop", 2, 4, 0)
+JOB = EngineRequest(1, array("i", [1, 2]), Sampling(), "scope", deadline=0)
+DONE = Finished("stop", 2, 4, 0)
 
 
-async def read(generation: Generation) -> list[Event]:
+async def read(generation: TokenStream) -> list[Event]:
     return [event async for event in generation]
 
 
 async def test_a_character_split_over_three_tokens_arrives_whole() -> None:
-    generation = Generation(JOB, lambda _: None)
+    generation = TokenStream(JOB, lambda _: None)
     events: list[Event] = []
     for byte in "€".encode():
         generation.push(bytes([byte]), 1)
         if byte == 0xAC:
             events.append(await anext(generation))
-    assert events == [Text("€", 3)]
+    assert events == [TextChunk("€", 3)]
     generation.push(b"!", 1)
     generation.settle(DONE)
-    assert await read(generation) == [Text("!", 1), DONE]
+    assert await read(generation) == [TextChunk("!", 1), DONE]
 
 
 @pytest.mark.parametrize(
@@ -40,25 +40,25 @@ async def test_a_character_split_over_three_tokens_arrives_whole() -> None:
     ],
 )
 async def test_bytes_that_never_become_a_character_are_replaced(pieces: list[bytes], text: str) -> None:
-    generation = Generation(JOB, lambda _: None)
+    generation = TokenStream(JOB, lambda _: None)
     for piece in pieces:
         generation.push(piece, 1)
     generation.settle(DONE)
     *texts, end = await read(generation)
-    assert "".join(event.text for event in texts if isinstance(event, Text)) == text
+    assert "".join(event.text for event in texts if isinstance(event, TextChunk)) == text
     assert end == DONE
 
 
 async def test_pieces_that_wait_become_one_text() -> None:
-    generation = Generation(JOB, lambda _: None)
+    generation = TokenStream(JOB, lambda _: None)
     for piece in (b"one ", b"two ", b"three"):
         generation.push(piece, 1)
     generation.settle(DONE)
-    assert await read(generation) == [Text("one two three", 3), DONE]
+    assert await read(generation) == [TextChunk("one two three", 3), DONE]
 
 
 async def test_the_first_end_wins_and_a_failure_drops_what_waits() -> None:
-    generation = Generation(JOB, lambda _: None)
+    generation = TokenStream(JOB, lambda _: None)
     generation.push(b"late", 1)
     generation.settle(Failed("cancelled", "cancelled"))
     generation.settle(DONE)
@@ -68,8 +68,8 @@ async def test_the_first_end_wins_and_a_failure_drops_what_waits() -> None:
 
 def test_frames_survive_any_cut() -> None:
     output = [(1, b"\xe2", 1)]
-    frames = [Submit(JOB), Cancel(1), Step(output, [], 1, 0), Step(output, [(1, DONE)], 0, 0)]
-    frames.append(Step(output, [], 1, 0, [(1, b"\xe2", -0.5, ((b"\xe2", -0.5), (b"a", -2.0)))]))
+    frames = [AddRequest(JOB), AbortRequest(1), StepOutput(output, [], 1, 0), StepOutput(output, [(1, DONE)], 0, 0)]
+    frames.append(StepOutput(output, [], 1, 0, [(1, b"\xe2", -0.5, ((b"\xe2", -0.5), (b"a", -2.0)))]))
     data = b"".join(map(encode, frames))
     for size in (1, 3, 7, len(data)):
         decoder = Decoder()

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from server.engine import client
-from server.engine.client import Engine, Generation
-from server.engine.counts import GAPS, Counts
+from server.engine.client import Engine, TokenStream
+from server.engine.counts import GAPS, EngineCounters
 from server.engine.histogram import Histogram
-from server.engine.messages import ModelSpec
-from server.engine.protocol import Step
+from server.engine.messages import EngineConfig
+from server.engine.protocol import StepOutput
 from tests.engine.test_client import JOB
 
 
@@ -27,7 +27,7 @@ def test_an_observation_counts_below_its_bound_and_at_it() -> None:
 
 
 def test_counts_add_up() -> None:
-    one, other = Counts(output_tokens=3, hangs=1), Counts(output_tokens=4)
+    one, other = EngineCounters(output_tokens=3, hangs=1), EngineCounters(output_tokens=4)
     one.gaps.observe(0.01)
     other.gaps.observe(20.0)
     one.add(other)
@@ -38,15 +38,15 @@ def test_counts_add_up() -> None:
 
 
 def test_gaps_are_counted_from_the_second_output_of_a_job_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(ModelSpec(""), None)
+    engine = Engine(EngineConfig(""), None)
     times = iter((100.0, 100.02, 100.06))
     monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: next(times)))
     for number in (1, 2):
-        engine._live[number] = Generation(replace(JOB, id=number), lambda _: None)
-    engine._on_frame(Step([(1, b"a", 1)], [], 1, 0))
-    engine._on_frame(Step([(1, b"b", 1), (2, b"a", 1)], [], 2, 0))
-    engine._on_frame(Step([(1, b"c", 1), (2, b"b", 3)], [], 2, 0))
-    engine._on_frame(Step([], [], 1, 0))  # says nothing of time
+        engine._live[number] = TokenStream(replace(JOB, id=number), lambda _: None)
+    engine._on_frame(StepOutput([(1, b"a", 1)], [], 1, 0))
+    engine._on_frame(StepOutput([(1, b"b", 1), (2, b"a", 1)], [], 2, 0))
+    engine._on_frame(StepOutput([(1, b"c", 1), (2, b"b", 3)], [], 2, 0))
+    engine._on_frame(StepOutput([], [], 1, 0))  # says nothing of time
     gaps = engine.counts.gaps
     assert gaps.count == 3 and gaps.sum == pytest.approx(0.02 + 2 * 0.04)
     assert dict(gaps.cumulative())[GAPS[3]] == 1, "one of 20 ms"

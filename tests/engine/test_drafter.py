@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from server.engine import Done, Job, Sampling, Vocab, llama, speculation, worker
-from server.engine.drafter import Drafter
-from server.engine.messages import ModelSpec
-from server.engine.protocol import Submit
+from server.engine import EngineRequest, Finished, Sampling, Vocab, llama, speculation, worker
+from server.engine.drafter import ModelDrafter
+from server.engine.messages import EngineConfig
+from server.engine.protocol import AddRequest
 from server.engine.scheduler import Sequence
-from server.engine.speculation import MOST, Asked, Lookup, Speculation
-from server.engine.worker import best
+from server.engine.speculation import MAX_DRAFT_TOKENS, DraftController, DraftRequest, NgramDrafter
+from server.engine.worker import best_plan
 from tests.chat.standin import write_model
 from tests.engine.bench import Bench
 from tests.engine.planned import sized
@@ -36,8 +36,10 @@ def another(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """The draft model alone is asked, whatever it costs, and says what it is not sure of."""
-    monkeypatch.setattr(Speculation, "most", lambda self, decoding: 0 if isinstance(self.source, Lookup) else 8)
-    monkeypatch.setattr(speculation, "_SURE", 0.0)
+    monkeypatch.setattr(
+        DraftController, "draft_length", lambda self, decoding: 0 if isinstance(self.drafter, NgramDrafter) else 8
+    )
+    monkeypatch.setattr(speculation, "MIN_PROBABILITY", 0.0)
 
 
 @pytest.fixture(params=["itself", "another"])
@@ -51,7 +53,7 @@ def test_a_draft_model_changes_nothing_but_the_number_of_steps(
     random_model: Path, drafting: Path, eager: None, jobs: Jobs, pool: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if pool:
-        monkeypatch.setattr(worker, "best", sized(400, 1200))
+        monkeypatch.setattr(worker, "best_plan", sized(400, 1200))
     plain, plainly = outputs(random_model, jobs, speculation=False)
     drafted, steps = outputs(random_model, jobs, draft=str(drafting))
     assert drafted == plain
@@ -72,47 +74,46 @@ def test_drafts_are_cut_off_where_a_window_moves_on(
     for number, path in paths.items():
         write_model(path, vocabulary, [], size=600, architecture="gemma3", layers=6, seed=number)
     if pool:
-        monkeypatch.setattr(worker, "best", sized(1200, 2560))
+        monkeypatch.setattr(worker, "best_plan", sized(1200, 2560))
     found, rejected = {}, []
     for draft in (None, str(paths[seed])):
         bench = Bench(paths[1], context_length=1200, slots=2, speculation=draft is not None, draft=draft)
         assert bench.worker._model.window == 512
-        verify = bench.worker._verify
+        verify = bench.worker._verify_draft
 
         def noted(sequence: Sequence, drafted: array[int], logits: Any, verify: Any = verify) -> int:
             confirmed: int = verify(sequence, drafted, logits)
             rejected.append(len(drafted) - confirmed)
             return confirmed
 
-        bench.worker._verify = noted  # type: ignore[method-assign]
+        bench.worker._verify_draft = noted  # type: ignore[method-assign]
         for number in range(2):
             bench.submit(number, array("i", [(13 * n + 7 * number) % 577 for n in range(700)]), 250)
         bench.run()
         ends = [bench.ends[number] for number in range(2)]
         found[draft] = [
-            (bench.outputs[number], replace(end, drafted_tokens=0, confirmed_tokens=0))
-            for number, end in enumerate(ends)
+            (bench.outputs[number], replace(end, draft_tokens=0, accepted_tokens=0)) for number, end in enumerate(ends)
         ]
     plain, drafted = found.values()
     assert drafted == plain
-    assert all(isinstance(end, Done) for end in ends)
-    told = [end.drafted_tokens - end.confirmed_tokens for end in ends if isinstance(end, Done)]
+    assert all(isinstance(end, Finished) for end in ends)
+    told = [end.draft_tokens - end.accepted_tokens for end in ends if isinstance(end, Finished)]
     assert sum(told) == sum(rejected)
     assert len(rejected) >= 50 and (sum(rejected) > 500) == (seed == 2)
 
 
 def test_its_cache_holds_what_it_says(random_model: Path, drafting: Path, eager: None) -> None:
     bench = Bench(random_model, context_length=400, draft=str(drafting))
-    made = bench.worker._drafter
+    made = bench.worker._model_drafter
     assert made is not None
     for number in range(3):
         prompt = array("i", [300 + number, *[7, 8, 9] * (6 + 40 * number)])
-        job = Job(number, prompt, Sampling(temperature=0), "scope", 0, max_tokens=60)
-        bench.worker.put(Submit(job))
-    bench.worker.turn()
+        job = EngineRequest(number, prompt, Sampling(temperature=0), "scope", 0, max_tokens=60)
+        bench.worker.put(AddRequest(job))
+    bench.worker.step()
     seen = 0
     while bench.worker._scheduler.running:
-        bench.worker.turn()
+        bench.worker.step()
         for slot, held in enumerate(made._held):
             assert made._context.last_position(slot) == len(held.tokens) - 1
             seen = max(seen, len(held.tokens))
@@ -124,8 +125,8 @@ class Alone:
     """A draft model without the one that it drafts for."""
 
     def __init__(self, path: Path, **spec: Any) -> None:
-        self.plan = best(ModelSpec(str(path), **{"context_length": 400, "slots": 3, "threads": 1, **spec}))
-        self.drafter = Drafter(str(path), Vocab.load(str(path)), self.plan, threads=1, repack=False)
+        self.plan = best_plan(EngineConfig(str(path), **{"context_length": 400, "slots": 3, "threads": 1, **spec}))
+        self.drafter = ModelDrafter(str(path), Vocab.load(str(path)), self.plan, threads=1, repack=False)
         self.steps: list[int] = []
         decode = self.drafter._context.decode
 
@@ -135,19 +136,19 @@ class Alone:
 
         self.drafter._context.decode = noted  # type: ignore[method-assign]
 
-    def propose(self, *asked: Asked, most: int = 4) -> dict[int, list[int]]:
+    def propose(self, *asked: DraftRequest, most: int = 4) -> dict[int, list[int]]:
         self.steps.clear()
         return {job: list(draft) for job, draft in self.drafter.propose(asked, most).items()}
 
 
 @pytest.fixture
 def alone(random_model: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Alone]:
-    monkeypatch.setattr(speculation, "_SURE", 0.0)
+    monkeypatch.setattr(speculation, "MIN_PROBABILITY", 0.0)
     return lambda **spec: Alone(random_model, **spec)
 
 
-def asked(slot: int, tokens: list[int], room: int = 50, scope: str = "scope", **fields: Any) -> Asked:
-    return Asked(slot, slot, scope, array("i", tokens), room, **fields)
+def asked(slot: int, tokens: list[int], room: int = 50, scope: str = "scope", **fields: Any) -> DraftRequest:
+    return DraftRequest(slot, slot, scope, array("i", tokens), room, **fields)
 
 
 LONG = [(7 * n) % 500 for n in range(200)]
@@ -168,9 +169,9 @@ def test_a_long_prompt_is_caught_up_with_in_chunks(alone: Callable[..., Alone]) 
 
 def test_drafts_keep_within_room_and_the_step(alone: Callable[..., Alone]) -> None:
     made = alone()
-    assert len(made.propose(asked(0, [1, 2, 3], room=2), most=MOST)[0]) == 2
-    found = made.propose(asked(0, [1, 2, 3]), asked(1, [4, 5, 6]), asked(2, [7, 8]), most=MOST)
-    assert [len(draft) for draft in found.values()] == [MOST // 3] * 3
+    assert len(made.propose(asked(0, [1, 2, 3], room=2), most=MAX_DRAFT_TOKENS)[0]) == 2
+    found = made.propose(asked(0, [1, 2, 3]), asked(1, [4, 5, 6]), asked(2, [7, 8]), most=MAX_DRAFT_TOKENS)
+    assert [len(draft) for draft in found.values()] == [MAX_DRAFT_TOKENS // 3] * 3
     assert made.propose(asked(0, [1, -1, -1, 2], images=True)) == {}
 
 
@@ -179,7 +180,7 @@ def test_what_is_not_likely_is_not_said(alone: Callable[..., Alone], monkeypatch
     draft = made.propose(asked(0, LONG[:60]))[0]
     monkeypatch.setattr(made.drafter, "_ends", frozenset({draft[2]}))
     assert made.propose(asked(0, LONG[:60]))[0] == draft[:2], "nothing stands behind an end"
-    monkeypatch.setattr(speculation, "_SURE", 1.0)
+    monkeypatch.setattr(speculation, "MIN_PROBABILITY", 1.0)
     assert made.propose(asked(0, LONG[:60])) == {}
 
 
@@ -197,7 +198,7 @@ def test_a_beginning_is_copied_within_a_scope(alone: Callable[..., Alone]) -> No
 def test_a_cache_that_is_too_small_is_left_alone(alone: Callable[..., Alone], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.engine.test_drafter.best", sized(400, 512))
     made = alone(prefill_chunk=300)
-    assert not made.plan.split
+    assert not made.plan.kv_per_slot
     assert made.propose(asked(0, LONG)) and made.propose(asked(1, LONG[::-1]))
     assert made.propose(asked(2, LONG[5:])) == {}, "full: the idle ones are forgotten"
     assert made.propose(asked(2, LONG[5:]))
@@ -217,11 +218,11 @@ def test_what_cannot_draft_is_refused(sdist: Path, random_model: Path, tmp_path:
         with pytest.raises(llama.LoadError, match=why):
             Bench(random_model, context_length=400, draft=str(path))
     bench = Bench(mamba, context_length=400, draft=str(random_model))
-    assert bench.worker._drafter is None, "what was wrong could not be cut off again"
+    assert bench.worker._model_drafter is None, "what was wrong could not be cut off again"
     assert any("draft" in note for note in bench.worker.info.notes)
     bench.submit(1, array("i", [1, 2, 3]), 4)
     bench.run()
-    assert isinstance(bench.ends[1], Done)
+    assert isinstance(bench.ends[1], Finished)
 
 
 def test_a_vocabulary_may_be_padded(sdist: Path, random_model: Path, tmp_path: Path, eager: None) -> None:
@@ -231,4 +232,4 @@ def test_a_vocabulary_may_be_padded(sdist: Path, random_model: Path, tmp_path: P
     bench = Bench(random_model, context_length=400, draft=str(path))
     bench.submit(1, array("i", [1, 2, 3]), 40)
     bench.run()
-    assert isinstance(bench.ends[1], Done)
+    assert isinstance(bench.ends[1], Finished)

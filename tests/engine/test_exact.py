@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from server.engine import Done, Job, Sampling, worker
-from server.engine.protocol import Submit
+from server.engine import EngineRequest, Finished, Sampling, worker
+from server.engine.protocol import AddRequest
 from tests.chat.standin import write_model
 from tests.engine.bench import Bench
 from tests.engine.planned import sized
@@ -52,15 +52,17 @@ class Runs:
         bench = self.bench
         numbers = [next(_numbers) for _ in prompts]
         for number, prompt, scope in zip(numbers, prompts, scopes, strict=True):
-            bench.worker.put(Submit(Job(number, prompt, Sampling(temperature=0), scope, 0, max_tokens=24)))
-        bench.worker.turn()
+            bench.worker.put(
+                AddRequest(EngineRequest(number, prompt, Sampling(temperature=0), scope, 0, max_tokens=24))
+            )
+        bench.worker.step()
         while bench.worker._scheduler.running or bench.worker._scheduler.queue:
-            bench.worker.turn()
+            bench.worker.step()
         bench.await_ends(numbers)
         ends = [bench.ends[number] for number in numbers]
-        assert all(isinstance(end, Done) for end in ends), ends
+        assert all(isinstance(end, Finished) for end in ends), ends
         return [bench.outputs.get(number, b"") for number in numbers], [
-            end.cache_read_tokens for end in ends if isinstance(end, Done)
+            end.cache_read_tokens for end in ends if isinstance(end, Finished)
         ]
 
 
@@ -73,7 +75,7 @@ def test_cache_and_company_change_no_output(
 ) -> None:
     """In cells of each sequence's own, and in a pool."""
     if cells is not None:
-        monkeypatch.setattr(worker, "best", sized(400, cells))
+        monkeypatch.setattr(worker, "best_plan", sized(400, cells))
     runs = Runs(models[architecture])
     prompts = conversations()
     alone = []

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from server.engine import Constraint, Done, Engine, Failed, Sampling, Text, llama
-from server.engine.messages import Stop
+from server.engine import Constraint, Engine, Failed, Finished, Sampling, TextChunk, llama
+from server.engine.messages import StopCriteria
 from tests.engine.conftest import Model, collect
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.slow]
@@ -28,7 +28,7 @@ LONG = CHAT.format("Here is a list of words: " + "river stone cloud " * 500)
 
 def greedy_loop(path: Path, tokens: array[int], count: int) -> list[int]:
     """The plainest use of llama.cpp: one sequence, the prompt at once, then token by token."""
-    model = llama.Model(str(path), repack=Engine._repack)
+    model = llama.LlamaModel(str(path), repack=Engine._repack)
     context = llama.Context(model, cells=2048, sequences=1, batch=len(tokens), threads=1)
     batch = llama.Batch(len(tokens))
     batch.token[:], batch.position[:] = tokens, range(len(tokens))
@@ -50,7 +50,7 @@ async def test_greedy_output_is_llama_cpps_own(model: Model, smollm2: Path) -> N
     outcome = await model.run(job)
     pieces = [model.vocab.piece(token).decode() for token in expected]
     assert outcome.text == "".join(pieces)
-    assert outcome.done == Done(
+    assert outcome.done == Finished(
         "length",
         prompt_tokens=len(job.tokens),
         output_tokens=16,
@@ -76,7 +76,7 @@ async def test_eight_jobs_stream_together(model: Model) -> None:
 
 async def test_end_of_generation_stops(model: Model) -> None:
     outcome = await model.run(model.job(CHAT.format("Say only: yes"), max_tokens=200))
-    assert outcome.done.finish == "stop"
+    assert outcome.done.finish_reason == "stop"
     assert "<|im_end|>" not in outcome.text
 
 
@@ -119,7 +119,7 @@ async def test_a_prompt_that_does_not_fit_is_refused_at_once(model: Model) -> No
 async def test_the_contexts_end_is_length(small: Model) -> None:
     full = small.job("The letters are " + "a b c d " * 29, max_tokens=None)
     outcome, other = await asyncio.gather(small.run(full), small.run(small.job(LETTERS)))
-    assert outcome.done.finish == "length"
+    assert outcome.done.finish_reason == "length"
     assert 0 < outcome.done.output_tokens == 128 - len(full.tokens)
     assert other.done.output_tokens == 8
 
@@ -162,10 +162,10 @@ async def test_cancel_settles_at_once(model: Model) -> None:
 
 async def test_a_job_that_is_told_to_end_ends_as_done(model: Model) -> None:
     generation = model.engine.generate(model.job(LETTERS, max_tokens=None))
-    assert isinstance(await anext(generation), Text)
+    assert isinstance(await anext(generation), TextChunk)
     model.engine.finish(generation.job.id)
     outcome = await collect(generation)
-    assert outcome.done.finish == "stop" and outcome.done.output_tokens == len(outcome.done.tokens) > 0
+    assert outcome.done.finish_reason == "stop" and outcome.done.output_tokens == len(outcome.done.tokens) > 0
     model.engine.finish(generation.job.id)  # over: left alone
 
 
@@ -191,7 +191,7 @@ async def test_a_short_prompt_does_not_wait_behind_a_long_prefill(model: Model) 
 
 async def test_closing_the_iterator_cancels(model: Model) -> None:
     generation = model.engine.generate(model.job(MOON, max_tokens=None))
-    assert isinstance(await anext(generation), Text)
+    assert isinstance(await anext(generation), TextChunk)
     await generation.aclose()
     with pytest.raises(StopAsyncIteration):
         await anext(generation)
@@ -267,7 +267,7 @@ async def test_a_grammar_is_obeyed_at_temperature_one(model: Model) -> None:
         for outcome in await asyncio.gather(*map(model.run, jobs[start : start + 4]))
     ]
     for outcome in outcomes:
-        assert outcome.done.finish == "stop"
+        assert outcome.done.finish_reason == "stop"
         value = json.loads(outcome.text)
         assert list(value) == ["name", "age", "tags"]
         assert 1 <= len(value["name"]) <= 12
@@ -278,7 +278,7 @@ async def test_a_grammar_is_obeyed_at_temperature_one(model: Model) -> None:
 async def test_a_grammar_far_from_what_the_model_says_is_obeyed(model: Model, sampling: Sampling) -> None:
     constraint = Constraint('root ::= "zqx " [A-F]{4} " \u00e9\u20ac"')
     outcome = await model.run(model.job(MOON, max_tokens=64, sampling=sampling, constraint=constraint))
-    assert outcome.done.finish == "stop"
+    assert outcome.done.finish_reason == "stop"
     assert outcome.text.startswith("zqx ") and outcome.text.endswith(" \u00e9\u20ac")
 
 
@@ -289,8 +289,8 @@ async def test_what_the_grammar_forces_is_appended(model: Model) -> None:
     outcome = await model.run(model.job(MOON, max_tokens=64, constraint=Constraint(CALL)))
     assert re.fullmatch(r'\{"name":"book_a_table","arguments":\{"town":"[a-z]{1,8}","guests":[1-9]}}', outcome.text)
     done = outcome.done
-    assert done.finish == "stop" and done.output_tokens == sum(text.tokens for text in outcome.texts)
-    assert done.forced_tokens > done.output_tokens / 2
+    assert done.finish_reason == "stop" and done.output_tokens == sum(text.tokens for text in outcome.texts)
+    assert done.jump_forward_tokens > done.output_tokens / 2
     assert b"".join(map(model.vocab.piece, done.tokens)).decode() == outcome.text
     whole = model.vocab.continuation(outcome.text.encode())
     assert abs(done.output_tokens - len(whole)) <= 3, "tokenized much as the model itself would have written it"
@@ -306,21 +306,23 @@ async def test_what_the_grammar_forces_is_appended(model: Model) -> None:
 async def test_each_token_tells_where_in_the_output_it_ends(model: Model, grammar: str, stop: tuple[str, ...]) -> None:
     """Sampled ones, forced ones and drafted ones, also where one ends within a character."""
     constraint = Constraint(grammar) if grammar else None
-    job = model.job(LETTERS, max_tokens=48, constraint=constraint, stop=Stop(stop) if stop else None)
+    job = model.job(LETTERS, max_tokens=48, constraint=constraint, stop=StopCriteria(stop) if stop else None)
     outcome = await model.run(job)
     done = outcome.done
     pieces = list(map(model.vocab.piece, done.tokens))
     assert b"".join(pieces).decode() == outcome.text
-    assert not grammar or done.forced_tokens > 10
+    assert not grammar or done.jump_forward_tokens > 10
     assert list(done.ends) == [len(whole.decode(errors="ignore")) for whole in accumulate(pieces)]
 
 
 async def test_forced_tokens_count_toward_the_limit(model: Model) -> None:
     outcome = await model.run(model.job(MOON, max_tokens=5, constraint=Constraint(CALL)))
-    assert outcome.done.finish == "length" and outcome.done.output_tokens == outcome.done.forced_tokens == 5
+    assert (
+        outcome.done.finish_reason == "length" and outcome.done.output_tokens == outcome.done.jump_forward_tokens == 5
+    )
     assert '{"name":"book_a_table"'.startswith(outcome.text[:10])
     constant = await model.run(model.job(MOON, max_tokens=5, constraint=Constraint('root ::= "yes"')))
-    assert (constant.text, constant.done.finish) == ("yes", "stop")
+    assert (constant.text, constant.done.finish_reason) == ("yes", "stop")
 
 
 async def test_an_unreadable_grammar_fails_its_job_alone(model: Model) -> None:
@@ -358,16 +360,16 @@ async def test_a_token_named_by_the_grammar_is_allowed(model: Model) -> None:
 
 
 async def test_the_grammar_starts_at_its_marker(model: Model) -> None:
-    constraint = Constraint('root ::= " a" "!" [0-9]{3}', markers=(" up", " a"))
+    constraint = Constraint('root ::= " a" "!" [0-9]{3}', triggers=(" up", " a"))
     outcome = await model.run(model.job(LETTERS, max_tokens=24, constraint=constraint))
     assert outcome.text.startswith(" c d a!") and outcome.text[7:].isdigit() and len(outcome.text) == 10
-    assert outcome.done.finish == "stop"
+    assert outcome.done.finish_reason == "stop"
 
 
 @pytest.mark.parametrize("marker", ["d a", "c d a", "c ", " c d a "])
 async def test_a_marker_may_straddle_tokens(model: Model, marker: str) -> None:
     """Also where its end lies inside a token whose rest the grammar refuses."""
-    constraint = Constraint(f'root ::= "{marker}" [XY] "."', markers=(marker,))
+    constraint = Constraint(f'root ::= "{marker}" [XY] "."', triggers=(marker,))
     outcome = await model.run(model.job(LETTERS, max_tokens=24, constraint=constraint))
     before, found, after = outcome.text.partition(marker)
     assert before in (" c ", " ", "") and found == marker and after in ("X.", "Y.")
@@ -376,16 +378,16 @@ async def test_a_marker_may_straddle_tokens(model: Model, marker: str) -> None:
 
 
 async def test_markers_inside_thinking_are_text(model: Model) -> None:
-    bracketed = Constraint('root ::= " a" "!"', markers=(" a",), thinking=(" c", " b"))
+    bracketed = Constraint('root ::= " a" "!"', triggers=(" a",), reasoning_tags=(" c", " b"))
     outcome = await model.run(model.job(LETTERS, max_tokens=12, constraint=bracketed))
     assert outcome.text == NEXT * 3
-    opened = Constraint('root ::= " a" "!"', markers=(" a",), thinking=("<t>", " b"), thinking_open=True)
+    opened = Constraint('root ::= " a" "!"', triggers=(" a",), reasoning_tags=("<t>", " b"), thinking_open=True)
     outcome = await model.run(model.job(LETTERS, max_tokens=24, constraint=opened))
     assert outcome.text == NEXT + " c d a!"
 
 
 async def test_a_grammar_that_refuses_its_own_marker_fails(model: Model) -> None:
-    constraint = Constraint('root ::= "x"', markers=(" d",))
+    constraint = Constraint('root ::= "x"', triggers=(" d",))
     outcome = await model.run(model.job(LETTERS, max_tokens=24, constraint=constraint))
     assert outcome.failed == Failed(
         "provider-error", "the grammar does not allow its own marker", {"reason": "constraint"}

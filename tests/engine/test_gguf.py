@@ -12,11 +12,11 @@ import gguf as reference
 import numpy as np
 import pytest
 
-from server.engine import Engine, EngineError, ModelSpec, Vocab
+from server.engine import Engine, EngineConfig, EngineError, Vocab
 from server.engine.gguf import BLOCKS, Array, GgufError, read
 from server.engine.llama import C
 from server.engine.plan import Device, Machine, plan
-from server.engine.shape import Shape
+from server.engine.shape import HParams
 from tests.engine.sparse import header, pair, tensor, text
 
 MACHINE = Machine((Device("GPU", 2**30),), 2**34, 2**33)
@@ -202,9 +202,9 @@ def test_no_damage_is_more_than_a_refusal(tmp_path: Path) -> None:
             content[at : at + 8] = struct.pack("<Q", dice.choice([2**64 - 1, 2**63, 2**40, 2**32, 2**31, 0]))
         damaged.write_bytes(content)
         try:
-            shape = Shape.of(read(damaged))
-            made = plan(shape, MACHINE, ModelSpec(""))
-            assert 0 < made.cells < 2**70 and made.host.used >= 0
+            shape = HParams.of(read(damaged))
+            made = plan(shape, MACHINE, EngineConfig(""))
+            assert 0 < made.kv_cells < 2**70 and made.host.used >= 0
         except GgufError as error:
             assert error.reason.isascii()
             refused += 1
@@ -246,11 +246,11 @@ async def test_contents_that_llama_cpp_cannot_use_are_an_error_of_the_engine(
     file = tiny(tmp_path / "hostile.gguf", dict([HOSTILE[name]]))
     read(file)
     with pytest.raises(EngineError, match=r"cannot be loaded|died while it loaded|the model file's") as caught:
-        await Engine.start(ModelSpec(str(file), slots=1))
+        await Engine.start(EngineConfig(str(file), slots=1))
     assert str(tmp_path) not in caught.value.reason
 
 
 async def test_the_undamaged_model_is_served(tmp_path: Path) -> None:
-    engine = await Engine.start(ModelSpec(str(tiny(tmp_path / "tiny.gguf")), slots=1))
+    engine = await Engine.start(EngineConfig(str(tiny(tmp_path / "tiny.gguf")), slots=1))
     assert engine.info.context_length == 64
     await engine.close()

@@ -7,38 +7,38 @@ from pathlib import Path
 
 import numpy as np
 
-from server.engine import Done, Job, Sampling
-from server.engine.heads import Head, Heads
-from server.engine.protocol import Submit
+from server.engine import EngineRequest, Finished, Sampling
+from server.engine.heads import PrefixCache, PrefixEntry
+from server.engine.protocol import AddRequest
 from tests.engine.bench import Bench
 
 
-def head(scope: str, tokens: range, size: int = 10) -> Head:
-    return Head(scope, array("i", tokens), np.zeros(size, np.uint8))
+def head(scope: str, tokens: range, size: int = 10) -> PrefixEntry:
+    return PrefixEntry(scope, array("i", tokens), np.zeros(size, np.uint8))
 
 
 def test_the_longest_head_of_the_scope_that_the_tokens_begin_with() -> None:
-    heads = Heads(1000)
+    heads = PrefixCache(1000)
     short, long, foreign = head("a", range(10)), head("a", range(20)), head("b", range(30))
     for each in (long, short, foreign):
-        heads.keep(each)
-    assert heads.find("a", array("i", range(40))) is long
-    assert heads.find("a", array("i", range(20))) is short, "a token must be left to decode"
-    assert heads.find("a", array("i", [*range(15), 99, 98])) is short
-    assert heads.find("b", array("i", range(20))) is None
-    assert heads.find("c", array("i", range(40))) is None
+        heads.insert(each)
+    assert heads.match("a", array("i", range(40))) is long
+    assert heads.match("a", array("i", range(20))) is short, "a token must be left to decode"
+    assert heads.match("a", array("i", [*range(15), 99, 98])) is short
+    assert heads.match("b", array("i", range(20))) is None
+    assert heads.match("c", array("i", range(40))) is None
 
 
 def test_what_is_longest_unused_goes_and_what_is_too_large_never_comes() -> None:
-    heads = Heads(100)
+    heads = PrefixCache(100)
     one, two, three = (head(name, range(10), 40) for name in "abc")
-    heads.keep(one)
-    heads.keep(two)
-    assert heads.find("a", array("i", range(20))) is one
-    heads.keep(three)
-    heads.keep(head("d", range(10), 60))
-    heads.keep(head("e", range(7)))
-    found = [heads.find(name, array("i", range(20))) for name in "abcde"]
+    heads.insert(one)
+    heads.insert(two)
+    assert heads.match("a", array("i", range(20))) is one
+    heads.insert(three)
+    heads.insert(head("d", range(10), 60))
+    heads.insert(head("e", range(7)))
+    found = [heads.match(name, array("i", range(20))) for name in "abcde"]
     assert found == [one, None, three, None, None]
 
 
@@ -50,20 +50,22 @@ class Copies:
         context = bench.worker._context
         self.written: list[int] = []
         self.copied: list[int] = []
-        write, copy = context.write, context.copy
-        context.write = lambda *each: self.written.append(each[2]) or write(*each)  # type: ignore[method-assign]
-        context.copy = lambda *each: self.copied.append(each[2]) or copy(*each)  # type: ignore[method-assign]
+        write, copy = context.load_state, context.seq_cp
+        context.load_state = lambda *each: self.written.append(each[2]) or write(*each)  # type: ignore[method-assign]
+        context.seq_cp = lambda *each: self.copied.append(each[2]) or copy(*each)  # type: ignore[method-assign]
         opening = [5 * n % 500 for n in range(30)]
         for number, scope in enumerate(scopes):
             prompt = array("i", [*opening, 300 + number, *[number + 40] * 50])
-            bench.worker.put(Submit(Job(number, prompt, Sampling(temperature=0), scope, 0, max_tokens=20)))
-            bench.worker.turn()
+            bench.worker.put(
+                AddRequest(EngineRequest(number, prompt, Sampling(temperature=0), scope, 0, max_tokens=20))
+            )
+            bench.worker.step()
             while bench.worker._scheduler.running:
-                bench.worker.turn()
+                bench.worker.step()
         bench.close()
         ends = [bench.ends[number] for number in range(len(scopes))]
         self.outputs = [bench.outputs[number] for number in range(len(scopes))]
-        self.read = [end.cache_read_tokens for end in ends if isinstance(end, Done)]
+        self.read = [end.cache_read_tokens for end in ends if isinstance(end, Finished)]
 
 
 def test_jobs_that_begin_alike_give_the_same_with_and_without_a_head(random_model: Path) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from server.engine import Done, Failed, Job, Picture, Sampling, Segment, llama, speculation, worker
+from server.engine import EngineRequest, Failed, Finished, RgbImage, Sampling, Segment, llama, speculation, worker
 from server.engine.projector import Projector, ProjectorError
-from server.engine.protocol import Cancel, Submit
+from server.engine.protocol import AbortRequest, AddRequest
 from tests.chat.standin import WIDTH, write_model
 from tests.engine.bench import Bench as TextBench
 from tests.engine.planned import sized
@@ -23,7 +23,7 @@ from tests.fixtures.projectors import KINDS, TOKENS, Seer, picture, write_projec
 
 GREEDY = Sampling(temperature=0)
 A, B = picture(1), picture(2)
-Prompt = list[str | Picture]
+Prompt = list[str | RgbImage]
 
 
 class Bench(TextBench):
@@ -34,8 +34,8 @@ class Bench(TextBench):
         super().__init__(
             seer.model, context_length=length, slots=slots, gpu_layers=0, projector=str(seer.projector), **more
         )
-        assert self.worker._sight is not None
-        self.encoder = self.worker._sight.encoder
+        assert self.worker._vision is not None
+        self.encoder = self.worker._vision.encoder
         self.vocab = self.worker._vocab
         self._ids = itertools.count(1)
         self.encoded: list[str] = []
@@ -45,7 +45,7 @@ class Bench(TextBench):
         self.begun = threading.Semaphore(0)
         encode = self.encoder._projector.encode
 
-        def gated(picture: Picture) -> Any:
+        def gated(picture: RgbImage) -> Any:
             self.encoded.append(picture.digest)
             self.begun.release()
             assert self.gate.wait(30)
@@ -58,14 +58,14 @@ class Bench(TextBench):
         tokens: array[int] = array("i")
         pictures = []
         for part in prompt:
-            if isinstance(part, Picture):
+            if isinstance(part, RgbImage):
                 pictures.append((len(tokens), part))
             else:
                 tokens += self.vocab.tokenize([Segment(part, control=True)], begins=part is prompt[0])
-        job = Job(
-            number, tokens, GREEDY, scope or f"scope {number}", 0, max_tokens=max_tokens, pictures=tuple(pictures)
+        job = EngineRequest(
+            number, tokens, GREEDY, scope or f"scope {number}", 0, max_tokens=max_tokens, images=tuple(pictures)
         )
-        self.worker.put(Submit(job))
+        self.worker.put(AddRequest(job))
         return number
 
     @property
@@ -75,18 +75,18 @@ class Bench(TextBench):
 
     def run(self) -> None:
         while self.running:
-            self.worker.turn()
+            self.worker.step()
 
-    def ask(self, prompt: Prompt, **options: Any) -> tuple[str, Done]:
+    def ask(self, prompt: Prompt, **options: Any) -> tuple[str, Finished]:
         """One job alone."""
         number = self.submit(prompt, **options)
         self.run()
         return self.answer(number)
 
-    def answer(self, number: int) -> tuple[str, Done]:
+    def answer(self, number: int) -> tuple[str, Finished]:
         self.await_ends([number])
         end = self.ends[number]
-        assert isinstance(end, Done), end
+        assert isinstance(end, Finished), end
         return self.outputs[number].decode(), end
 
 
@@ -104,13 +104,13 @@ def bench(seer: Seer) -> Iterator[Bench]:
 
 def reference(seer: Seer, prompt: Prompt, count: int) -> list[int]:
     """The greedy continuation as mtmd's own helper computes it, from text with markers."""
-    model = llama.Model(str(seer.model), repack=False, gpu_layers=0)
+    model = llama.LlamaModel(str(seer.model), repack=False, gpu_layers=0)
     context = llama.Context(model, cells=1024, sequences=1, batch=256, threads=1, flash=False)
     projector = Projector.load(str(seer.projector), model, threads=1, gpu=False)
     assert projector is not None
     m, marker = projector._m, projector._m.mtmd_default_marker()
-    text = b"".join(marker if isinstance(part, Picture) else part.encode() for part in prompt)
-    bitmaps = [projector._bitmap(each.width, each.height, each.rgb) for each in prompt if isinstance(each, Picture)]
+    text = b"".join(marker if isinstance(part, RgbImage) else part.encode() for part in prompt)
+    bitmaps = [projector._bitmap(each.width, each.height, each.rgb) for each in prompt if isinstance(each, RgbImage)]
     chunks = m.mtmd_input_chunks_init()
     given = m.mtmd_input_text(text, len(text), True, True)
     found = (ctypes.c_void_p * len(bitmaps))(*bitmaps)
@@ -170,8 +170,8 @@ def test_how_an_image_is_cut_changes_nothing(seers: dict[str, Seer], kind: str) 
     bench = Bench(seers[kind])
     prompt: Prompt = ["see: ", A, B, " what"]
     whole, _ = bench.ask(prompt)
-    assert bench.worker._sight is not None
-    bench.worker._sight.batch = 5
+    assert bench.worker._vision is not None
+    bench.worker._vision.batch = 5
     assert bench.ask(prompt)[0] == whole
     bench.close()
 
@@ -180,11 +180,11 @@ def test_no_image_is_drafted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> N
     """Where an answer goes on as the text did before an image, the draft ends there."""
     prompt: Prompt = ["x = y: ", A, " and x = y: "]
     plain, _ = bench.ask(prompt, max_tokens=30)
-    monkeypatch.setattr(bench.worker._speculations[0], "most", lambda decoding: 8)
-    monkeypatch.setattr(speculation, "lookup", lambda tokens, most: array("i", [tokens[0], -1, -1][:most]))
+    monkeypatch.setattr(bench.worker._draft_controllers[0], "draft_length", lambda decoding: 8)
+    monkeypatch.setattr(speculation, "ngram_draft", lambda tokens, most: array("i", [tokens[0], -1, -1][:most]))
     drafted = []
-    verify = bench.worker._verify
-    monkeypatch.setattr(bench.worker, "_verify", lambda *given: drafted.append(list(given[1])) or verify(*given))
+    verify = bench.worker._verify_draft
+    monkeypatch.setattr(bench.worker, "_verify_draft", lambda *given: drafted.append(list(given[1])) or verify(*given))
     assert bench.ask(prompt, max_tokens=30)[0] == plain
     assert drafted and {len(draft) for draft in drafted} == {1}
 
@@ -249,9 +249,9 @@ def test_running_texts_go_on_while_an_image_is_encoded(bench: Bench) -> None:
     bench.gate.clear()
     image = bench.submit(["look: ", A, " well?"])
     for _ in range(20):
-        bench.worker.turn()
+        bench.worker.step()
     assert bench.encoder.busy
-    running = {sequence.job.id: sequence.output for sequence in bench.worker._scheduler.running}
+    running = {sequence.request.id: sequence.num_output_tokens for sequence in bench.worker._scheduler.running}
     assert running.pop(image) == 0 and all(output > 10 for output in running.values())
     bench.gate.set()
     bench.run()
@@ -276,17 +276,17 @@ def test_image_steps_alternate_with_token_steps(bench: Bench) -> None:
         return view(embeddings, positions, sequence, causal=causal)
 
     text = bench.submit(["Once upon"], max_tokens=150)
-    bench.worker.turn()
+    bench.worker.step()
     context.decode, context.decode_embeddings = noted_decode, noted_view  # type: ignore[method-assign]
-    bench.worker._scheduler.pace._chunk = 8.0
-    bench.worker._scheduler.pace.note = lambda *noted: paces.append(noted)  # type: ignore[method-assign]
+    bench.worker._scheduler.budget._chunk = 8.0
+    bench.worker._scheduler.budget.observe = lambda *noted: paces.append(noted)  # type: ignore[method-assign]
     paces: list[tuple[int, int, float]] = []
     numbers = [bench.submit(["x", A, A, "?"], scope="s") for _ in range(2)]
     bench.run()
     assert all(bench.answer(number)[1].output_tokens for number in (text, *numbers))
     assert ("image", "image") not in itertools.pairwise(steps)
-    assert bench.worker._sight is not None
-    causal = bench.worker._sight.projector.causal
+    assert bench.worker._vision is not None
+    causal = bench.worker._vision.projector.causal
     most = max(tokens for _, tokens, _ in paces)
     assert most <= 8 if causal else most < 16, "what cannot be cut says nothing of how to cut"
     assert steps.count("image") >= (4 if causal else 2)
@@ -302,7 +302,7 @@ def test_images_in_two_requests_at_once(bench: Bench) -> None:
 
 def state(bench: Bench) -> tuple[Any, ...]:
     """What could leak."""
-    worker, sight = bench.worker, bench.worker._sight
+    worker, sight = bench.worker, bench.worker._vision
     assert sight is not None
     return (
         len(worker._scheduler.running),
@@ -312,7 +312,7 @@ def state(bench: Bench) -> tuple[Any, ...]:
         bench.encoder.busy,
         bench.encoder.bytes,
         len(sight.images),
-        sum(slot.runner is not None for slot in worker._scheduler.slots),
+        sum(slot.sequence is not None for slot in worker._scheduler.slots),
     )
 
 
@@ -323,20 +323,20 @@ def test_what_is_cancelled_while_it_is_encoded_leaves_nothing(seers: dict[str, S
         bench.gate.clear()
         job = bench.submit(["look: ", picture(number), " well?"])
         queued = bench.submit([picture(1000 + number), " never begun"])
-        bench.worker.turn()
+        bench.worker.step()
         assert bench.begun.acquire(timeout=10)
-        bench.worker.put(Cancel(job))
-        bench.worker.put(Cancel(queued))
-        bench.worker.turn()
+        bench.worker.put(AbortRequest(job))
+        bench.worker.put(AbortRequest(queued))
+        bench.worker.step()
         assert bench.encoder.waiting == 0 and bench.encoder.busy
         bench.gate.set()
         while bench.encoder.busy:
-            bench.worker.turn()
+            bench.worker.step()
     assert state(bench) == clean
     assert len(bench.encoded) == 200, "what had not begun never does"
     assert not bench.ends and not bench.outputs
     for slot in bench.worker._scheduler.slots:
-        assert bench.worker._context.last_position(slot.id) + 1 == len(slot.tokens) - slot.lag < 40
+        assert bench.worker._context.last_position(slot.id) + 1 == len(slot.tokens) - slot.mrope_offset < 40
     assert bench.ask(["look: ", A, " well?"])[1].output_tokens == 12
     bench.close()
 
@@ -351,7 +351,7 @@ def test_a_cancel_in_an_image_step_aborts_it(seers: dict[str, Seer], kind: str) 
 
     def cancelled_meanwhile(*arguments: Any, **options: Any) -> int:
         if not results:
-            bench.worker.put(Cancel(number))
+            bench.worker.put(AbortRequest(number))
         results.append(decode(*arguments, **options))
         return results[-1]
 
@@ -361,7 +361,7 @@ def test_a_cancel_in_an_image_step_aborts_it(seers: dict[str, Seer], kind: str) 
     assert results == [llama.ABORTED] and number not in bench.ends
     assert bench.ask(prompt, scope="s")[0] == fresh
     for slot in bench.worker._scheduler.slots:
-        assert bench.worker._context.last_position(slot.id) + 1 == len(slot.tokens) - slot.lag
+        assert bench.worker._context.last_position(slot.id) + 1 == len(slot.tokens) - slot.mrope_offset
     bench.close()
 
 
@@ -371,13 +371,13 @@ def test_a_cancel_within_an_image_takes_it_out_of_the_cache(seers: dict[str, See
     prompt: Prompt = ["Look at the picture: ", A, " well?"]
     fresh, whole = bench.ask(prompt, scope="s")
     bench.ask(["other"], scope="t")
-    assert bench.worker._sight is not None
-    bench.worker._sight.batch = 5
+    assert bench.worker._vision is not None
+    bench.worker._vision.batch = 5
     number = bench.submit(prompt, scope="s")
     running = bench.worker._scheduler.running
-    while not running or running[0].past <= running[0].edge:
-        bench.worker.turn()
-    bench.worker.put(Cancel(number))
+    while not running or running[0].num_computed_tokens <= running[0].next_image_start:
+        bench.worker.step()
+    bench.worker.put(AbortRequest(number))
     bench.worker._take_in()
     [slot] = bench.worker._scheduler.slots
     assert not running and min(slot.tokens) >= 0
@@ -389,13 +389,13 @@ def test_a_cancel_within_an_image_takes_it_out_of_the_cache(seers: dict[str, See
 
 
 def test_a_full_cache_lets_an_image_step_aside_and_come_back(seer: Seer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "best", sized(200, 256))
+    monkeypatch.setattr(worker, "best_plan", sized(200, 256))
     bench = Bench(seer, slots=3, speculation=False)
     prompts: list[Prompt] = [["a", A, B, "1"], ["b", B, A, "2"], ["c", picture(3), "3"]]
     alone = [bench.ask(prompt, max_tokens=80)[0] for prompt in prompts]
     parked = []
-    park = bench.worker._scheduler.park
-    bench.worker._scheduler.park = lambda: parked.append(park()) or parked[-1]  # type: ignore[method-assign]
+    park = bench.worker._scheduler.preempt
+    bench.worker._scheduler.preempt = lambda: parked.append(park()) or parked[-1]  # type: ignore[method-assign]
     for image in (A, B, picture(3)):  # kept from here on, so that none of the three is done before another begins
         bench.ask(["z", image, "0"], max_tokens=1, scope="s")
     numbers = [bench.submit(prompt, max_tokens=80, scope="s") for prompt in prompts]
@@ -416,7 +416,7 @@ def test_too_long_with_its_images_is_refused_as_text_is(bench: Bench) -> None:
 
 def test_an_image_that_no_step_takes_is_refused_by_its_number(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only where an image has to be decoded whole."""
-    sight = bench.worker._sight
+    sight = bench.worker._vision
     assert sight is not None
     monkeypatch.setattr(sight, "batch", 3)
     number = bench.submit(["x", A, "x"], max_tokens=2)
@@ -424,14 +424,14 @@ def test_an_image_that_no_step_takes_is_refused_by_its_number(bench: Bench, monk
     bench.await_ends([number])
     end = bench.ends[number]
     if sight.projector.causal:
-        assert isinstance(end, Done)
+        assert isinstance(end, Finished)
     else:
         assert isinstance(end, Failed) and end.code == "unsupported"
         assert end.extra == {"reason": "image", "image": "0"} and not bench.encoded
 
 
 def test_an_image_of_a_shape_that_the_projector_does_not_take(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    sight = bench.worker._sight
+    sight = bench.worker._vision
     assert sight is not None
     layout = sight.projector.layout
 
@@ -451,7 +451,7 @@ def test_an_image_of_a_shape_that_the_projector_does_not_take(bench: Bench, monk
 def test_an_image_that_cannot_be_encoded_fails_those_that_wait_for_it_alone(bench: Bench) -> None:
     encode = bench.encoder._projector.encode
 
-    def failing(picture: Picture) -> Any:
+    def failing(picture: RgbImage) -> Any:
         if picture.digest == B.digest:
             raise ProjectorError("no")
         return encode(picture)
@@ -490,7 +490,7 @@ def check_company(seer: Seer, seed: str) -> tuple[int, int]:
     How many answers there were, and how many of them found something in the cache.
     """
     draw = random.Random(seed)
-    pieces: list[str | Picture] = ["Look at these pictures: ", " and ", "then ", A, B, picture(3, 60, 20)]
+    pieces: list[str | RgbImage] = ["Look at these pictures: ", " and ", "then ", A, B, picture(3, 60, 20)]
     prompts: list[Prompt] = []
     for _ in range(12):
         begin = draw.choice(prompts) if prompts and draw.random() < 0.6 else ["Look at these pictures: "]
@@ -506,19 +506,19 @@ def check_company(seer: Seer, seed: str) -> tuple[int, int]:
             asked[bench.submit(prompts[which], max_tokens=16, scope=draw.choice(("s", "s", "t")))] = which
         for _ in range(draw.randint(1, 6)):
             if bench.running:
-                bench.worker.turn()
+                bench.worker.step()
         if asked and draw.random() < 0.2:
             number = draw.choice([*asked])
-            bench.worker.put(Cancel(number))
+            bench.worker.put(AbortRequest(number))
             if number not in bench.ends:
                 del asked[number]
     bench.run()
     while bench.encoder.busy:
-        bench.worker.turn()
+        bench.worker.step()
     answers = {number: bench.answer(number) for number in asked}
     assert {number: text for number, (text, _) in answers.items()} == {number: alone[asked[number]] for number in asked}
     for slot in bench.worker._scheduler.slots:
-        assert bench.worker._context.last_position(slot.id) + 1 == len(slot.tokens) - slot.lag
+        assert bench.worker._context.last_position(slot.id) + 1 == len(slot.tokens) - slot.mrope_offset
     assert state(bench)[:5] == (0, 0, 0, 0, False)
     bench.close()
     return len(answers), sum(end.cache_read_tokens > 0 for _, end in answers.values())
@@ -530,7 +530,7 @@ def test_neither_cache_nor_company_nor_cancels_change_an_answer(
     seer: Seer, cells: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if cells is not None:
-        monkeypatch.setattr(worker, "best", sized(400, cells))
+        monkeypatch.setattr(worker, "best_plan", sized(400, cells))
     answers, cached = check_company(seer, f"{seer.kind} {cells}")
     assert cached > answers // 4
 
@@ -547,12 +547,15 @@ def test_images_before_a_running_state(sdist: Path, tmp_path: Path) -> None:
     bench.run()
     answer, end = bench.answer(number)
     assert list(end.tokens) == reference(seer, prompt, 10)
-    assert bench.worker._sight is not None
-    bench.worker._sight.batch = 5
+    assert bench.worker._vision is not None
+    bench.worker._vision.batch = 5
     cut = bench.submit(["Look: ", A, "?"], scope="t")
-    while not (running := bench.worker._scheduler.running) or running[0].past <= running[0].edge:
-        bench.worker.turn()
-    bench.worker.put(Cancel(cut))
+    while (
+        not (running := bench.worker._scheduler.running)
+        or running[0].num_computed_tokens <= running[0].next_image_start
+    ):
+        bench.worker.step()
+    bench.worker.put(AbortRequest(cut))
     bench.run()
     assert bench.ask(prompt, max_tokens=10, scope="s")[0] == answer
     longer: Prompt = [*prompt, answer, A, " more"]

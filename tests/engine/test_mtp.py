@@ -61,14 +61,14 @@ def architecture(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def model(written: Callable[..., Path], architecture: str) -> Iterator[llama.Model]:
-    with closing(llama.Model(str(written(architecture)), mtp=True)) as made:
+def model(written: Callable[..., Path], architecture: str) -> Iterator[llama.LlamaModel]:
+    with closing(llama.LlamaModel(str(written(architecture)), mtp=True)) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def hybrid(written: Callable[..., Path]) -> Iterator[llama.Model]:
-    with closing(llama.Model(str(written("qwen35")))) as made:
+def hybrid(written: Callable[..., Path]) -> Iterator[llama.LlamaModel]:
+    with closing(llama.LlamaModel(str(written("qwen35")))) as made:
         yield made
 
 
@@ -80,7 +80,7 @@ def make() -> Iterator[Make]:
     """Contexts for three sequences; they close themselves."""
     made: list[llama.Context] = []
 
-    def context(model: llama.Model, **options: bool | int) -> llama.Context:
+    def context(model: llama.LlamaModel, **options: bool | int) -> llama.Context:
         made.append(llama.Context(model, **{**SIZES, "hidden": True, **options}))  # type: ignore[arg-type]
         return made[-1]
 
@@ -93,10 +93,10 @@ SIZES = {"cells": 3 * 64, "sequences": 3, "batch": 64, "threads": 1, "outputs": 
 
 
 def test_the_model_is_the_same_with_its_head_and_without(
-    written: Callable[..., Path], architecture: str, model: llama.Model, make: Make
+    written: Callable[..., Path], architecture: str, model: llama.LlamaModel, make: Make
 ) -> None:
     assert llama.shows_hidden()
-    with closing(llama.Model(str(written(architecture)))) as plain:
+    with closing(llama.LlamaModel(str(written(architecture)))) as plain:
         assert [llama.C.llama_model_n_layer_nextn(each._p) for each in (plain, model)] == [1, 1]
         assert plain.hidden_width == model.hidden_width == WIDTH
         assert plain.recurrent == model.recurrent == (architecture == "qwen35")
@@ -110,7 +110,7 @@ def test_the_model_is_the_same_with_its_head_and_without(
 
 @pytest.mark.parametrize("split", [True, False], ids=["split", "pool"])
 def test_hidden_states_are_those_of_all_tokens_in_the_order_of_the_batch(
-    model: llama.Model, make: Make, split: bool
+    model: llama.LlamaModel, make: Make, split: bool
 ) -> None:
     alone = [decode(make(model, split=split), said(sequence, 0, 6 - sequence))[1] for sequence in range(3)]
     context = make(model, split=split)
@@ -124,7 +124,7 @@ def test_hidden_states_are_those_of_all_tokens_in_the_order_of_the_batch(
 
 
 def test_a_head_guesses_the_token_after_the_next(written: Callable[..., Path], architecture: str, make: Make) -> None:
-    with closing(llama.Model(str(written(architecture, 0.0)), mtp=True)) as model:
+    with closing(llama.LlamaModel(str(written(architecture, 0.0)), mtp=True)) as model:
         # Of this model a token alone determines the next, for the head as for the layers before it.
         context, head = make(model), make(model, mtp=True)
         logits, hidden = decode(context, said(0, 0, 8))
@@ -152,23 +152,23 @@ def draft(head: llama.Context, sequence: int, place: int, token: int, state: Row
     return np.array(logits), np.array(states)
 
 
-def test_guesses_that_were_cut_are_the_same_again(model: llama.Model, make: Make) -> None:
+def test_guesses_that_were_cut_are_the_same_again(model: llama.LlamaModel, make: Make) -> None:
     hidden = decode(make(model), said(0, 0, 9))[1]
     head = make(model, mtp=True)
     decode(head, said(0, 1, 9), hidden[:-1])
     first = draft(head, 0, 9, TOKENS[0][9], hidden[-1:], 4)
     assert head.last_position(0) == 12
-    assert head.remove(0, 9)
+    assert head.seq_rm(0, 9)
     again = draft(head, 0, 9, TOKENS[0][9], hidden[-1:], 4)
     assert np.array_equal(first[0], again[0]) and np.array_equal(first[1], again[1])
-    assert head.remove(0, 5) and head.last_position(0) == 4  # a head attends: it is cut anywhere
+    assert head.seq_rm(0, 5) and head.last_position(0) == 4  # a head attends: it is cut anywhere
     decode(head, said(0, 5, 9), hidden[4:-1])
     assert alike(first[0], draft(head, 0, 9, TOKENS[0][9], hidden[-1:], 4)[0])
     assert not alike(first[0], draft(make(model, mtp=True), 0, 9, TOKENS[0][9], hidden[-1:], 4)[0])
 
 
 @pytest.mark.parametrize("split", [True, False], ids=["split", "pool"])
-def test_guesses_for_one_do_not_depend_on_the_others(model: llama.Model, make: Make, split: bool) -> None:
+def test_guesses_for_one_do_not_depend_on_the_others(model: llama.LlamaModel, make: Make, split: bool) -> None:
     hidden = [decode(make(model), said(sequence, 0, 9 - sequence))[1] for sequence in range(3)]
     rows = [said(sequence, 1, 9 - sequence) for sequence in range(3)]
     alone = [decode(make(model, mtp=True, split=split), rows[at], hidden[at][:-1]) for at in range(3)]
@@ -179,17 +179,17 @@ def test_guesses_for_one_do_not_depend_on_the_others(model: llama.Model, make: M
 
 
 @pytest.mark.parametrize("split", [True, False], ids=["split", "pool"])
-def test_a_copied_head_guesses_as_its_source(model: llama.Model, make: Make, split: bool) -> None:
+def test_a_copied_head_guesses_as_its_source(model: llama.LlamaModel, make: Make, split: bool) -> None:
     hidden = decode(make(model), said(0, 0, 9))[1]
     head = make(model, mtp=True, split=split)
     decode(head, said(0, 1, 9), hidden[:-1])
-    assert head.copy(0, 2, 7)
+    assert head.seq_cp(0, 2, 7)
     decode(head, [(2, *row[1:]) for row in said(0, 7, 9)], hidden[6:-1])
     ours, theirs = (draft(head, sequence, 9, TOKENS[0][9], hidden[-1:], 4)[0] for sequence in (0, 2))
     assert alike(ours, theirs)
 
 
-def test_a_head_may_begin_anywhere_but_leave_no_gap(model: llama.Model, make: Make) -> None:
+def test_a_head_may_begin_anywhere_but_leave_no_gap(model: llama.LlamaModel, make: Make) -> None:
     hidden = decode(make(model), said(0, 0, 20))[1]
     head = make(model, mtp=True)
     logits, _ = decode(head, said(0, 13, 20), hidden[12:-1])  # the first twelve the model had from elsewhere
@@ -205,18 +205,18 @@ def test_a_head_may_begin_anywhere_but_leave_no_gap(model: llama.Model, make: Ma
 @pytest.mark.parametrize("split", [True, False], ids=["split", "pool"])
 @pytest.mark.parametrize("decoded", [1, 3, 5, 8])
 def test_tokens_of_the_last_decode_can_be_cut_from_a_running_state(
-    hybrid: llama.Model, make: Make, split: bool, decoded: int
+    hybrid: llama.LlamaModel, make: Make, split: bool, decoded: int
 ) -> None:
     cut = []
     for count in range(1, decoded + 1):
         context = make(hybrid, split=split, snapshots=4)
         decode(context, said(0, 0, 10))
         decode(context, said(0, 10, 10 + decoded))
-        if not context.remove(0, 10 + decoded - count):
+        if not context.seq_rm(0, 10 + decoded - count):
             continue
         cut.append(count)
         assert context.last_position(0) == 9 + decoded - count
-        assert not context.remove(0, 9), "once is all"
+        assert not context.seq_rm(0, 9), "once is all"
         kept = make(hybrid, split=split, snapshots=4)
         decode(kept, said(0, 0, 10))
         decode(kept, said(0, 10, 10 + decoded - count))
@@ -226,26 +226,26 @@ def test_tokens_of_the_last_decode_can_be_cut_from_a_running_state(
     assert cut == list(range(1, min(decoded - 1, 4) + 1)), "llama.cpp has no state from before the decode"
 
 
-def test_without_snapshots_a_running_state_cannot_be_cut(hybrid: llama.Model, make: Make) -> None:
+def test_without_snapshots_a_running_state_cannot_be_cut(hybrid: llama.LlamaModel, make: Make) -> None:
     context = make(hybrid)
     decode(context, said(0, 0, 10))
-    assert not context.remove(0, 9) and context.last_position(0) == 9
-    assert context.remove(0)
+    assert not context.seq_rm(0, 9) and context.last_position(0) == 9
+    assert context.seq_rm(0)
 
 
 def test_what_can_be_cut_anywhere_needs_no_snapshots(written: Callable[..., Path], make: Make) -> None:
-    with closing(llama.Model(str(written("glm4moe")))) as model:
+    with closing(llama.LlamaModel(str(written("glm4moe")))) as model:
         context = make(model, snapshots=4)
         assert context.snapshots == 0
         decode(context, said(0, 0, 10))
-        assert context.remove(0, 2) and context.remove(0, 1)
+        assert context.seq_rm(0, 2) and context.seq_rm(0, 1)
         context.close()
 
 
 @pytest.mark.parametrize("split", [True, False], ids=["split", "pool"])
 @pytest.mark.parametrize("counts", [(5, 5, 5), (5, 1, 1), (2, 3, 5)], ids=str)
 def test_a_state_is_cut_rightly_or_not_at_all(
-    hybrid: llama.Model, make: Make, split: bool, counts: tuple[int, int, int]
+    hybrid: llama.LlamaModel, make: Make, split: bool, counts: tuple[int, int, int]
 ) -> None:
     """In whichever order sequences began: states lie in this order, and are moved together for a decode."""
     following = TOKENS[0][::-1]
@@ -255,7 +255,7 @@ def test_a_state_is_cut_rightly_or_not_at_all(
         for sequence in order:
             decode(context, said(sequence, 0, 10))
         decode(context, [row for sequence in range(3) for row in said(sequence, 10, 10 + counts[sequence])])
-        ends = [11 if context.remove(sequence, 11) else 10 + counts[sequence] for sequence in range(3)]
+        ends = [11 if context.seq_rm(sequence, 11) else 10 + counts[sequence] for sequence in range(3)]
         assert ends == ([11] * 3 if len(set(counts)) == 1 else [10 + count for count in counts])
         logits, _ = decode(context, [(sequence, ends[sequence], following[sequence]) for sequence in range(3)])
         for sequence, end in enumerate(ends):
@@ -267,7 +267,7 @@ def test_a_state_is_cut_rightly_or_not_at_all(
 
 
 @pytest.mark.parametrize("split", [True, False], ids=["split", "pool"])
-def test_split_only_neighbours_can_be_cut(hybrid: llama.Model, make: Make, split: bool) -> None:
+def test_split_only_neighbours_can_be_cut(hybrid: llama.LlamaModel, make: Make, split: bool) -> None:
     context = make(hybrid, cells=4 * 64, sequences=4, split=split, snapshots=4)
     said_by = {0: TOKENS[0], 2: TOKENS[1], 3: TOKENS[2]}
     for sequence in (2, 0, 3):
@@ -275,7 +275,7 @@ def test_split_only_neighbours_can_be_cut(hybrid: llama.Model, make: Make, split
     decode(
         context, [(sequence, place, tokens[place]) for sequence, tokens in said_by.items() for place in range(10, 15)]
     )
-    assert context.remove(0, 12) is not split
+    assert context.seq_rm(0, 12) is not split
     end = context.last_position(0) + 1
     alone = make(hybrid, split=split, snapshots=4)
     decode(alone, said(0, 0, end))
@@ -284,14 +284,14 @@ def test_split_only_neighbours_can_be_cut(hybrid: llama.Model, make: Make, split
 
 @pytest.mark.parametrize("split", [True, False], ids=["split", "pool"])
 def test_a_state_that_was_cut_survives_the_others_and_is_copied_so(
-    hybrid: llama.Model, make: Make, split: bool
+    hybrid: llama.LlamaModel, make: Make, split: bool
 ) -> None:
     context = make(hybrid, split=split, snapshots=4)
     for sequence in (1, 0):  # so that the first's state is moved for the others
         decode(context, said(sequence, 0, 10))
     decode(context, said(0, 10, 15))
-    assert context.remove(0, 12)
-    assert context.copy(0, 2, 12)
+    assert context.seq_rm(0, 12)
+    assert context.seq_cp(0, 2, 12)
     decode(context, said(1, 10, 11))
     rows = [(sequence, 12 + at, token) for sequence in (0, 2) for at, token in enumerate(TOKENS[1][:3])]
     logits, _ = decode(context, rows)

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.engine import Done, ModelSpec, Sampling, Vocab, gguf, llama, speculation, worker
-from server.engine.mtp import Mtp
-from server.engine.plan import Plan
-from server.engine.shape import Shape
-from server.engine.speculation import MOST, Asked, Lookup, Speculation
-from server.engine.worker import best
+from server.engine import EngineConfig, Finished, Sampling, Vocab, gguf, llama, speculation, worker
+from server.engine.mtp import MtpDrafter
+from server.engine.plan import MemoryPlan
+from server.engine.shape import HParams
+from server.engine.speculation import MAX_DRAFT_TOKENS, DraftController, DraftRequest, NgramDrafter
+from server.engine.worker import best_plan
 from tests.engine.bench import Bench
 from tests.engine.mtp import write_model
 from tests.engine.planned import sized
@@ -30,12 +30,12 @@ class Played:
     """A model, what its sequences hold, and its layer; what a worker does is done by hand."""
 
     def __init__(self, path: Path, *, cells: int = 0, most: int = 4) -> None:
-        spec = ModelSpec(str(path), context_length=256, slots=3, threads=1, prefill_chunk=24)
-        self.plan: Plan = sized(256, cells)(spec) if cells else best(spec)
-        self.model = llama.Model(str(path), mtp=True)
+        spec = EngineConfig(str(path), context_length=256, slots=3, threads=1, prefill_chunk=24)
+        self.plan: MemoryPlan = sized(256, cells)(spec) if cells else best_plan(spec)
+        self.model = llama.LlamaModel(str(path), mtp=True)
         snapshots = most if self.model.recurrent else 0
         self.context = self._made(snapshots=snapshots)
-        self.mtp = Mtp(self.model, Vocab(self.model).eog, self.plan, threads=1)
+        self.mtp = MtpDrafter(self.model, Vocab(self.model).eog, self.plan, threads=1)
         self.tokens: list[array[int]] = [array("i") for _ in range(3)]
         self.most = most
 
@@ -66,8 +66,8 @@ class Played:
             logits = self.decode({slot: (start, tokens[start : start + 24])})
         self.tokens[slot] = array("i", [*tokens, int(logits[-1].argmax())])
 
-    def asked(self, *slots: int) -> list[Asked]:
-        return [Asked(slot, slot, "scope", self.tokens[slot], 100) for slot in slots]
+    def asked(self, *slots: int) -> list[DraftRequest]:
+        return [DraftRequest(slot, slot, "scope", self.tokens[slot], 100) for slot in slots]
 
     def propose(self, *slots: int) -> dict[int, Draft]:
         return {slot: list(draft) for slot, draft in self.mtp.propose(self.asked(*slots), self.most).items()}
@@ -84,7 +84,7 @@ class Played:
             said = logits[at * (even + 1) : (at + 1) * (even + 1)].argmax(1).tolist()
             right = next((n for n, token in enumerate(drafts[slot]) if token != said[n]), even)
             self.tokens[slot].extend(said[: right + 1])
-            assert self.context.remove(slot, len(self.tokens[slot]) - 1)
+            assert self.context.seq_rm(slot, len(self.tokens[slot]) - 1)
             confirmed += right
         return confirmed
 
@@ -130,7 +130,7 @@ def architecture(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def play(sdist: Path, tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
     """Played models say what they are not sure of."""
-    monkeypatch.setattr(speculation, "_SURE", 0.0)
+    monkeypatch.setattr(speculation, "MIN_PROBABILITY", 0.0)
     made: list[Played] = []
 
     def written(depth: float = 1.0, **options: int) -> Played:
@@ -198,7 +198,7 @@ def test_a_cut_sequence_goes_on(play: Play) -> None:
     played, tokens = play(), text(0, 60)
     played.prefill(0, tokens)
     played.propose(0)
-    assert played.context.remove(0, 30)
+    assert played.context.seq_rm(0, 30)
     played.prefill(0, [*tokens[:30], *text(9, 10)], 30)
     # Before the first token behind the cut, the hidden state is known no more.
     assert played.propose(0)[0] == played.expected(0, unknown=(30,))
@@ -208,7 +208,7 @@ def test_a_slot_of_another(play: Play) -> None:
     played = play()
     played.prefill(0, text(0, 60))
     played.propose(0)
-    played.context.remove(0), played.mtp.forget(0)
+    played.context.seq_rm(0), played.mtp.forget(0)
     played.prefill(0, text(1, 12))
     assert played.propose(0)[0] == played.expected(0)
 
@@ -217,8 +217,8 @@ def test_what_came_from_elsewhere_is_done_without(play: Play) -> None:
     played = play()
     tokens = text(0, 60)
     played.prefill(0, tokens)
-    written = played.context.read(0)
-    assert played.context.write(1, written, 60)
+    written = played.context.save_state(0)
+    assert played.context.load_state(1, written, 60)
     played.tokens[1] = array("i", tokens)
     assert played.propose(1) == {}
     played.prefill(1, [*tokens, *text(1, 3)], 60)
@@ -234,7 +234,7 @@ def test_a_beginning_is_copied(play: Play, cells: int, count: int) -> None:
     played, tokens = play(cells=cells), text(0, 60)
     played.prefill(0, tokens)
     played.prefill(2, text(2, 9))
-    assert played.context.copy(0, 2, count)
+    assert played.context.seq_cp(0, 2, count)
     played.mtp.copy(0, 2, count)
     played.prefill(2, [*tokens[:count], *text(1, 3)], count)
     unknown = (count,) if count == 40 else ()
@@ -257,13 +257,13 @@ def test_a_full_cache_begins_anew(play: Play) -> None:
 
 
 def test_drafts_keep_within_room_and_the_step(play: Play) -> None:
-    played = play(most=MOST)
+    played = play(most=MAX_DRAFT_TOKENS)
     for slot in range(3):
         played.prefill(slot, text(slot, 20))
     one, *_ = played.asked(0)
-    assert len(played.mtp.propose([Asked(0, 0, "scope", one.tokens, 2)], MOST)[0]) == 2
-    assert played.mtp.propose([Asked(0, 0, "scope", one.tokens, 2, images=True)], MOST) == {}
-    assert [len(draft) for draft in played.propose(0, 1, 2).values()] == [MOST // 3] * 3
+    assert len(played.mtp.propose([DraftRequest(0, 0, "scope", one.tokens, 2)], MAX_DRAFT_TOKENS)[0]) == 2
+    assert played.mtp.propose([DraftRequest(0, 0, "scope", one.tokens, 2, images=True)], MAX_DRAFT_TOKENS) == {}
+    assert [len(draft) for draft in played.propose(0, 1, 2).values()] == [MAX_DRAFT_TOKENS // 3] * 3
     assert played.mtp.propose(played.asked(0), 0) == {}
 
 
@@ -273,7 +273,7 @@ def test_what_is_not_likely_is_not_said(play: Play, monkeypatch: pytest.MonkeyPa
     draft = played.propose(0)[0]
     monkeypatch.setattr(played.mtp, "_eog", frozenset({draft[2]}))
     assert played.propose(0)[0] == draft[: draft.index(draft[2])]
-    monkeypatch.setattr(speculation, "_SURE", 1.0)
+    monkeypatch.setattr(speculation, "MIN_PROBABILITY", 1.0)
     assert played.propose(0) == {}
 
 
@@ -287,9 +287,9 @@ def test_only_a_layer_that_llama_cpp_can_run_is_used(
 ) -> None:
     path, base = tmp_path / "model.gguf", sdist / "vendor/llama.cpp/models/ggml-vocab-gpt-2.gguf"
     write_model(path, base, architecture=architecture, **fields)  # type: ignore[arg-type]
-    shape = Shape.of(gguf.read(path))
-    assert shape.guesses is usable and shape.spare == (0 if "without" in fields else fields.get("heads", 1))
-    assert not Shape.of(gguf.read(random_model)).guesses
+    shape = HParams.of(gguf.read(path))
+    assert shape.has_mtp is usable and shape.nextn_layers == (0 if "without" in fields else fields.get("heads", 1))
+    assert not HParams.of(gguf.read(random_model)).has_mtp
 
 
 # --- in a worker
@@ -298,11 +298,13 @@ def test_only_a_layer_that_llama_cpp_can_run_is_used(
 @pytest.fixture(params=["mtp", "lookup"])
 def eager(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """One source alone is asked, whatever it costs, and says what it is not sure of."""
-    kinds = {"mtp": Mtp, "lookup": Lookup}
+    kinds = {"mtp": MtpDrafter, "lookup": NgramDrafter}
     monkeypatch.setattr(
-        Speculation, "most", lambda self, decoding: 4 if isinstance(self.source, kinds[request.param]) else 0
+        DraftController,
+        "draft_length",
+        lambda self, decoding: 4 if isinstance(self.drafter, kinds[request.param]) else 0,
     )
-    monkeypatch.setattr(speculation, "_SURE", 0.0)
+    monkeypatch.setattr(speculation, "MIN_PROBABILITY", 0.0)
     return str(request.param)
 
 
@@ -321,7 +323,7 @@ def test_drafts_change_nothing_but_the_number_of_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if pool:
-        monkeypatch.setattr(worker, "best", sized(400, 1200))
+        monkeypatch.setattr(worker, "best_plan", sized(400, 1200))
     base = sdist / "vendor/llama.cpp/models/ggml-vocab-gpt-2.gguf"
     path = write_model(tmp_path / "model.gguf", base, architecture=architecture, depth=depth)
     plain, plainly = outputs(path, jobs, speculation=False)
@@ -335,16 +337,18 @@ def test_drafts_change_nothing_but_the_number_of_steps(
 def test_what_cannot_be_taken_back_is_decoded_again(
     sdist: Path, tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Speculation, "most", lambda self, decoding: 4 if isinstance(self.source, Mtp) else 0)
-    monkeypatch.setattr(speculation, "_SURE", 0.0)
+    monkeypatch.setattr(
+        DraftController, "draft_length", lambda self, decoding: 4 if isinstance(self.drafter, MtpDrafter) else 0
+    )
+    monkeypatch.setattr(speculation, "MIN_PROBABILITY", 0.0)
     base = sdist / "vendor/llama.cpp/models/ggml-vocab-gpt-2.gguf"
     path = write_model(tmp_path / "model.gguf", base, architecture=architecture, depth=0.2)
     found = []
     for refusing in (False, True):
         bench = Bench(path, context_length=400)
-        remove = bench.worker._context.remove
+        remove = bench.worker._context.seq_rm
         if refusing:
-            bench.worker._context.remove = lambda slot, start=-1, end=-1: (  # type: ignore[method-assign]
+            bench.worker._context.seq_rm = lambda slot, start=-1, end=-1: (  # type: ignore[method-assign]
                 start < 0 and remove(slot)  # noqa: B023
             )
         bench.submit(1, array("i", text(1, 30)), 24)
@@ -363,7 +367,7 @@ def test_cache_and_company_change_no_output(
     path = write_model(tmp_path / "model.gguf", base, architecture=architecture, depth=depth)
     runs = Runs(path)
     forgotten: list[int] = []
-    if (layer := runs.bench.worker._mtp) is not None:
+    if (layer := runs.bench.worker._mtp_drafter) is not None:
         forget = layer.forget
         layer.forget = lambda slot: forgotten.append(slot) or forget(slot)  # type: ignore[method-assign, func-returns-value]
     prompts = conversations()
@@ -375,8 +379,8 @@ def test_cache_and_company_change_no_output(
     grown, _ = runs.together(longer, ["shared"] * 8)
     fresh, _ = runs.together(longer, [f"fresh {number}" for number in range(8)])
     assert grown == fresh
-    ends = [end for end in runs.bench.ends.values() if isinstance(end, Done)]
-    assert sum(end.confirmed_tokens for end in ends) > 0 or eager == "lookup"
+    ends = [end for end in runs.bench.ends.values() if isinstance(end, Finished)]
+    assert sum(end.accepted_tokens for end in ends) > 0 or eager == "lookup"
     if architecture == "glm4moe":
         assert sum(cached) >= 7 * 60 and forgotten
     runs.bench.close()

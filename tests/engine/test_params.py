@@ -69,7 +69,7 @@ def test_a_parameter_bends_the_draw_by_itself(name: str, value: float) -> None:
     logits = np.linspace(1, 0, 50).astype(np.float32)
 
     def drawn(**given: Any) -> set[int]:
-        sampler = TokenSampler(Sampling(**{**OFF, "temperature": 1, "seed": 1, **given}), (), llama.Candidates(50))
+        sampler = TokenSampler(Sampling(**{**OFF, "temperature": 1, "seed": 1, **given}), (), llama.CandidateArray(50))
         return {sampler.choose(logits.copy(), None) for _ in range(50)}
 
     assert len(drawn()) > 10
@@ -79,7 +79,7 @@ def test_a_parameter_bends_the_draw_by_itself(name: str, value: float) -> None:
 @pytest.mark.parametrize("temperature", [0, 0.01])
 def test_a_penalty_holds_under_greedy_decoding_too(temperature: float) -> None:
     sampler = TokenSampler(
-        Sampling(**{**OFF, "temperature": temperature, "repeat_penalty": 2.0}), (), llama.Candidates(3)
+        Sampling(**{**OFF, "temperature": temperature, "repeat_penalty": 2.0}), (), llama.CandidateArray(3)
     )
     logits = np.array([1.0, 0.9, 0.1], np.float32)
     assert sampler.choose(logits.copy(), None) == 0

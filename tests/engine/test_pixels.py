@@ -14,32 +14,34 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 
-from server.engine import Done, Engine, Failed, Job, ModelSpec, Picture, Sampling, Text
-from server.engine.pixels import PIECE, Arriving, pieces, without
-from server.engine.protocol import Decoder, Pixels, Submit, encode
+from server.engine import Engine, EngineConfig, EngineRequest, Failed, Finished, RgbImage, Sampling, TextChunk
+from server.engine.pixels import PIECE, PixelReceiver, pixel_frames, without_pixels
+from server.engine.protocol import AddRequest, Decoder, Pixels, encode
 from tests.fixtures.projectors import TOKENS, Seer, picture
 
 pytestmark = pytest.mark.slow
 
 SMALL = picture(1, 40, 30)
 LARGE = picture(2, 1200, 900)
-HUGE = Picture.of(6000, 4000, bytes(3 * 6000 * 4000))
+HUGE = RgbImage.of(6000, 4000, bytes(3 * 6000 * 4000))
 _ids = itertools.count(1)
 
 
-def job(*pictures: Picture, words: tuple[int, ...] = (5, 6, 7)) -> Job:
+def job(*pictures: RgbImage, words: tuple[int, ...] = (5, 6, 7)) -> EngineRequest:
     placed = tuple((1, each) for each in pictures)
     tokens = array("i", words)
-    return Job(next(_ids), tokens, Sampling(temperature=0), "s", time.monotonic() + 60, max_tokens=8, pictures=placed)
+    return EngineRequest(
+        next(_ids), tokens, Sampling(temperature=0), "s", time.monotonic() + 60, max_tokens=8, images=placed
+    )
 
 
 def test_a_job_arrives_as_it_was_sent() -> None:
     sent = job(LARGE, SMALL)
-    frames = [*pieces(sent), Submit(without(sent))]
+    frames = [*pixel_frames(sent), AddRequest(without_pixels(sent))]
     data = b"".join(map(encode, frames))
     assert len(frames) == -(-len(LARGE.rgb) // PIECE) + 2
     assert len(encode(frames[-1])) < 4096
-    arriving, decoder, found = Arriving(), Decoder(), []
+    arriving, decoder, found = PixelReceiver(), Decoder(), []
     for start in range(0, len(data), 65_536):
         for frame in decoder.feed(data[start : start + 65_536]):
             if isinstance(frame, Pixels):
@@ -49,34 +51,34 @@ def test_a_job_arrives_as_it_was_sent() -> None:
     assert found == [sent]
     # And nothing of it stays.
     small = job(SMALL)
-    for frame in pieces(small):
+    for frame in pixel_frames(small):
         arriving.take(frame)
-    assert arriving.fill(without(small)) == small
+    assert arriving.fill(without_pixels(small)) == small
 
 
 def test_pixels_of_a_job_that_never_comes_are_forgotten() -> None:
-    arriving, wanted = Arriving(), job(SMALL)
-    arriving.take(next(pieces(job(LARGE))))
+    arriving, wanted = PixelReceiver(), job(SMALL)
+    arriving.take(next(pixel_frames(job(LARGE))))
     arriving.take(Pixels(b""))
-    for frame in pieces(wanted):
+    for frame in pixel_frames(wanted):
         arriving.take(frame)
-    assert arriving.fill(without(wanted)) == wanted
+    assert arriving.fill(without_pixels(wanted)) == wanted
 
 
 @pytest_asyncio.fixture
 async def engine(seers: dict[str, Seer]) -> AsyncIterator[Engine]:
     seer = seers["mlp"]
     engine = await Engine.start(
-        ModelSpec(str(seer.model), 256, slots=2, threads=1, gpu_layers=0, projector=str(seer.projector))
+        EngineConfig(str(seer.model), 256, slots=2, threads=1, gpu_layers=0, mmproj_path=str(seer.projector))
     )
     yield engine
     await engine.close()
 
 
-async def answer(engine: Engine, asked: Job) -> tuple[str, Done | Failed]:
+async def answer(engine: Engine, asked: EngineRequest) -> tuple[str, Finished | Failed]:
     text = ""
     async for event in engine.generate(asked):
-        if isinstance(event, Text):
+        if isinstance(event, TextChunk):
             text += event.text
         else:
             return text, event
@@ -85,7 +87,7 @@ async def answer(engine: Engine, asked: Job) -> tuple[str, Done | Failed]:
 
 async def test_a_cancel_while_pixels_are_sent_leaves_no_trace(engine: Engine) -> None:
     small, end = await answer(engine, job(SMALL))
-    assert isinstance(end, Done)
+    assert isinstance(end, Finished)
     other, _ = await answer(engine, job(LARGE))
     assert other != small
     for turns in (0, 1, 5, 20):
@@ -97,7 +99,7 @@ async def test_a_cancel_while_pixels_are_sent_leaves_no_trace(engine: Engine) ->
         assert [event async for event in generation] == [Failed("cancelled", "cancelled")]
         # Submitted while the rest of it may still be on its way.
         (shown, _), (_, end) = await asyncio.gather(answer(engine, job(SMALL)), answer(engine, job()))
-        assert shown == small and isinstance(end, Done)
+        assert shown == small and isinstance(end, Finished)
         assert (await answer(engine, job(SMALL)))[0] == small
         assert (await answer(engine, job(LARGE)))[0] == other
 
@@ -109,8 +111,8 @@ async def test_text_passes_a_huge_picture_on_its_way(engine: Engine) -> None:
 
     def noted(frame: object) -> None:
         name = type(frame).__name__
-        if isinstance(frame, Submit):
-            name = "picture" if frame.job.pictures else "text"
+        if isinstance(frame, AddRequest):
+            name = "picture" if frame.job.images else "text"
         sent.append(name)
         send(frame)
 
@@ -119,8 +121,8 @@ async def test_text_passes_a_huge_picture_on_its_way(engine: Engine) -> None:
     while "Pixels" not in sent:
         await asyncio.sleep(0)
     _, end = await answer(engine, job())
-    assert isinstance(end, Done)
-    assert isinstance((await shown)[1], Done)
+    assert isinstance(end, Finished)
+    assert isinstance((await shown)[1], Finished)
     assert sent.index("text") < sent.index("picture")
     assert sent.count("Pixels") == -(-len(HUGE.rgb) // PIECE)
 
@@ -133,7 +135,7 @@ async def test_a_worker_that_dies_meanwhile_takes_the_job_and_no_other(engine: E
     engine._process.kill()
     assert isinstance((await lost)[1], Failed)
     again, end = await answer(engine, job(SMALL))
-    assert again == small and isinstance(end, Done)
+    assert again == small and isinstance(end, Finished)
 
 
 async def test_what_images_take_is_known_before_they_are_sent(engine: Engine) -> None:
@@ -154,7 +156,7 @@ async def test_what_images_take_is_known_before_they_are_sent(engine: Engine) ->
     assert sent == ["Check", "Check"] and engine.stats().active == engine.stats().queued == 0
     # What is said holds: so many are taken when they come.
     _, end = await answer(engine, replace(job(*[SMALL] * most), max_tokens=1))
-    assert isinstance(end, Done) and end.prompt_tokens < length
+    assert isinstance(end, Finished) and end.prompt_tokens < length
 
 
 async def test_a_check_outlives_no_worker_and_waits_for_the_next(engine: Engine) -> None:

@@ -11,22 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from server.engine import Engine, EngineError, Job, ModelSpec, Picture, Sampling, Segment, Vocab, llama
-from server.engine.projector import Patch, Projector, ProjectorError
+from server.engine import Engine, EngineConfig, EngineError, EngineRequest, RgbImage, Sampling, Segment, Vocab, llama
+from server.engine.projector import ImageChunk, Projector, ProjectorError
 from server.engine.shape import projector_bytes
 from tests.chat.standin import WIDTH
 from tests.engine.conftest import collect
 from tests.fixtures.projectors import KINDS, Seer, picture, write_listener, write_projector
 
 
-def spec(seer: Seer, projector: Path | None = None) -> ModelSpec:
-    return ModelSpec(str(seer.model), context_length=512, slots=2, projector=str(projector or seer.projector))
+def spec(seer: Seer, projector: Path | None = None) -> EngineConfig:
+    return EngineConfig(str(seer.model), context_length=512, slots=2, mmproj_path=str(projector or seer.projector))
 
 
-def job(seer: Seer, number: int, *pictures: tuple[int, Picture], text: str = "look: well?") -> Job:
+def job(seer: Seer, number: int, *pictures: tuple[int, RgbImage], text: str = "look: well?") -> EngineRequest:
     tokens = Vocab.load(str(seer.model)).tokenize([Segment(text, control=True)])
     deadline = time.monotonic() + 60
-    return Job(number, tokens, Sampling(temperature=0), "s", deadline, max_tokens=4, pictures=pictures)
+    return EngineRequest(number, tokens, Sampling(temperature=0), "s", deadline, max_tokens=4, images=pictures)
 
 
 async def test_a_model_with_a_projector_sees(seers: dict[str, Seer]) -> None:
@@ -37,7 +37,7 @@ async def test_a_model_with_a_projector_sees(seers: dict[str, Seer]) -> None:
         outcome = await collect(engine.generate(job(seer, 1, (2, picture(1)))))
         assert outcome.done.output_tokens == 4
         assert outcome.done.prompt_tokens == len(job(seer, 1).tokens) + 14
-        cut = Picture(4, 3, bytes(30), "digest")
+        cut = RgbImage(4, 3, bytes(30), "digest")
         for misplaced in ((2, cut),), ((99, picture(1)),), ((-1, picture(1)),), ((3, picture(1)), (1, picture(2))):
             assert (await collect(engine.generate(job(seer, 2, *misplaced)))).failed.code == "provider-error"
     finally:
@@ -58,10 +58,10 @@ async def test_an_image_of_a_shape_that_the_model_does_not_take(seers: dict[str,
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [(1, 1), (1, 3000), (3000, 1), (4000, 30)], ids=str)
 def test_images_of_any_shape_are_laid_out_or_refused(seers: dict[str, Seer], kind: str, size: tuple[int, int]) -> None:
-    model = llama.Model(str(seers[kind].model), repack=False, gpu_layers=0)
+    model = llama.LlamaModel(str(seers[kind].model), repack=False, gpu_layers=0)
     projector = Projector.load(str(seers[kind].projector), model, threads=1, gpu=False)
     assert projector is not None
-    parts = [part for part in projector.layout(*size) if isinstance(part, Patch)]
+    parts = [part for part in projector.layout(*size) if isinstance(part, ImageChunk)]
     assert [part.positions(7).shape[1] for part in parts] == [part.tokens for part in parts]
     if kind == "idefics3" and max(size) > 100 * min(size):  # tiles are of the image's shape
         with pytest.raises(ProjectorError):
@@ -83,7 +83,7 @@ async def test_large_images_are_scaled_to_the_context(seers: dict[str, Seer]) ->
         assert 300 < done.prompt_tokens - len(job(seer, 1).tokens) <= 384
     finally:
         await engine.close()
-    model = llama.Model(str(seers["mlp"].model), repack=False, gpu_layers=0)
+    model = llama.LlamaModel(str(seers["mlp"].model), repack=False, gpu_layers=0)
     fixed = Projector.load(str(seers["mlp"].projector), model, threads=1, gpu=False, room=8)
     assert fixed is not None and fixed.most == 16 and not fixed.scaled
     fixed.close()
@@ -155,12 +155,12 @@ async def test_a_projector_that_cannot_be_used_is_an_engine_error(seers: dict[st
 
 
 def test_a_picture_and_its_digest() -> None:
-    one = Picture.of(2, 1, b"abcdef")
-    assert one == Picture.of(2, 1, b"abcdef") and one.digest != Picture.of(1, 2, b"abcdef").digest
+    one = RgbImage.of(2, 1, b"abcdef")
+    assert one == RgbImage.of(2, 1, b"abcdef") and one.digest != RgbImage.of(1, 2, b"abcdef").digest
     assert "abcdef" not in repr(one)
     for size in ((2, 2), (0, 2), (-2, -1)):
         with pytest.raises(ValueError):
-            Picture.of(*size, b"abcdef")
+            RgbImage.of(*size, b"abcdef")
 
 
 @pytest.mark.parametrize(("kind", "side"), [("mlp", 24), ("gemma3", 16), ("idefics3", 24)])
@@ -170,7 +170,7 @@ def test_the_plan_counts_what_an_encoder_takes(seers: dict[str, Seer], tmp_path:
     write_projector(path, kind, WIDTH, side=side, hidden=384)
     said: list[str] = []
     llama.log_to(lambda level, text: said.append(text))
-    model = llama.Model(str(seers[kind].model), repack=False, gpu_layers=0)
+    model = llama.LlamaModel(str(seers[kind].model), repack=False, gpu_layers=0)
     projector = Projector.load(str(path), model, threads=1, gpu=False)
     llama.log_to(None)
     assert projector is not None

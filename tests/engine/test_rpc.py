@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from server.engine import Engine, EngineError, Failed, ModelSpec, Text, Vocab
+from server.engine import Engine, EngineConfig, EngineError, Failed, TextChunk, Vocab
 from server.rpc import LIBRARY, SERVER, build
 from tests.chat.standin import write_model
 from tests.engine.conftest import Model
@@ -70,8 +70,8 @@ def lent(built: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Lent, L
         each.end()
 
 
-def spread(path: Path, *servers: Lent) -> ModelSpec:
-    return ModelSpec(
+def spread(path: Path, *servers: Lent) -> EngineConfig:
+    return EngineConfig(
         str(path), context_length=256, slots=1, speculation=False, rpc=tuple(each.name for each in servers)
     )
 
@@ -113,7 +113,7 @@ async def test_a_server_that_is_lost_ends_generations_and_comes_back(
     try:
         model = Model(engine, vocab)
         events = engine.generate(model.job("Once upon a time", max_tokens=200))
-        assert isinstance(await anext(events), Text)
+        assert isinstance(await anext(events), TextChunk)
         lent[1].end()
         end = [event async for event in events][-1]
         assert isinstance(end, Failed) and end.code == "provider-error"

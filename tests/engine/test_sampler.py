@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from server.engine import Constraint, Sampling, Vocab, llama
-from server.engine.constraint import Guard, Search
+from server.engine.constraint import GrammarState, TriggerMatcher
 from server.engine.sampler import NothingAllowed, TokenSampler
 
 SIZE = 4000
@@ -31,18 +31,18 @@ class Only:
     def allows(self, token: int) -> bool:
         return token in self._allowed
 
-    def among(self, tokens: Any) -> Any:
+    def allowed_among(self, tokens: Any) -> Any:
         return np.isin(tokens, self._allowed)
 
-    def mask(self, candidates: llama.Candidates) -> None:
+    def mask(self, candidates: llama.CandidateArray) -> None:
         view = candidates.view()
         self.masks.append(len(view))
         view["logit"][~np.isin(view["id"], self._allowed)] = -np.inf
 
 
 def draws(sampling: Sampling, guard: Only | None, count: int = 1, banned: tuple[int, ...] = ()) -> list[int]:
-    sampler = TokenSampler(sampling, banned, llama.Candidates(SIZE))
-    return [sampler.choose(LOGITS.copy(), cast(Guard | None, guard)) for _ in range(count)]
+    sampler = TokenSampler(sampling, banned, llama.CandidateArray(SIZE))
+    return [sampler.choose(LOGITS.copy(), cast(GrammarState | None, guard)) for _ in range(count)]
 
 
 def expected(tokens: list[int], temperature: float) -> dict[int, float]:
@@ -119,21 +119,23 @@ def test_nothing_allowed_is_said(sampling: Sampling) -> None:
     ],
 )
 def test_markers_are_found_over_any_cut(pieces: list[str], found: tuple[bytes, int] | None) -> None:
-    search = Search(Constraint("", markers=("<tool>", "[CALL]"), thinking=("<think>", "</think>")))
+    search = TriggerMatcher(Constraint("", triggers=("<tool>", "[CALL]"), reasoning_tags=("<think>", "</think>")))
     *before, last = [search.feed(piece.encode()) for piece in pieces]
     assert not any(before)
     assert last == found
 
 
 def test_a_prompt_that_ends_inside_thinking() -> None:
-    search = Search(Constraint("", markers=("<tool>",), thinking=("<think>", "</think>"), thinking_open=True))
+    search = TriggerMatcher(
+        Constraint("", triggers=("<tool>",), reasoning_tags=("<think>", "</think>"), thinking_open=True)
+    )
     assert search.feed(b"<tool>") is None
     assert search.feed(b"</think> <tool>") == (b"<tool>", 6)
 
 
 @pytest.fixture(scope="module")
-def words(smollm2: Path) -> Iterator[tuple[llama.Model, Vocab]]:
-    model = llama.Model(str(smollm2), vocab_only=True)
+def words(smollm2: Path) -> Iterator[tuple[llama.LlamaModel, Vocab]]:
+    model = llama.LlamaModel(str(smollm2), vocab_only=True)
     yield model, Vocab(model)
     model.close()
 
@@ -153,19 +155,21 @@ def words(smollm2: Path) -> Iterator[tuple[llama.Model, Vocab]]:
         ('root ::= <[1]> "user" [0-9]', "", "<|im_start|>user"),
     ],
 )
-def test_forced_text(words: tuple[llama.Model, Vocab], grammar: str, written: str, forced: str) -> None:
+def test_forced_text(words: tuple[llama.LlamaModel, Vocab], grammar: str, written: str, forced: str) -> None:
     model, vocab = words
-    guard = Guard(Constraint(grammar), model, vocab, llama.Candidates(vocab.size))
+    guard = GrammarState(Constraint(grammar), model, vocab, llama.CandidateArray(vocab.size))
     for token in vocab.continuation(written.encode()):
         guard.accept(token)
-    tokens = guard.forced(100)
+    tokens = guard.jump_forward(100)
     assert b"".join(vocab.pieces[token] for token in tokens).decode() == forced
     assert (vocab.token_of("<|im_start|>") in tokens) == ("<[1]>" in grammar)
 
 
-def test_forced_text_ends_at_the_limit_and_before_a_banned_token(words: tuple[llama.Model, Vocab]) -> None:
+def test_forced_text_ends_at_the_limit_and_before_a_banned_token(words: tuple[llama.LlamaModel, Vocab]) -> None:
     model, vocab = words
     tokens = vocab.continuation(b"one two three four")
     for most, banned, count in [(2, (), 2), (0, (), 0), (9, (tokens[1],), 1)]:
-        guard = Guard(Constraint('root ::= "one two three four"'), model, vocab, llama.Candidates(vocab.size))
-        assert guard.forced(most, banned) == list(tokens[:count])
+        guard = GrammarState(
+            Constraint('root ::= "one two three four"'), model, vocab, llama.CandidateArray(vocab.size)
+        )
+        assert guard.jump_forward(most, banned) == list(tokens[:count])

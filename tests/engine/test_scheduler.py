@@ -6,16 +6,24 @@ from array import array
 
 import numpy as np
 
-from server.engine import Job, Sampling
-from server.engine.pace import Pace
-from server.engine.projector import Patch
-from server.engine.prompt import Image
-from server.engine.scheduler import Prefix, Scheduler, Sequence, Turn, blocks, common_prefix, share
+from server.engine import EngineRequest, Sampling
+from server.engine.pace import PrefillBudget
+from server.engine.projector import ImageChunk
+from server.engine.prompt import ImageSpan
+from server.engine.scheduler import (
+    PrefixMatch,
+    ScheduledBatch,
+    Scheduler,
+    Sequence,
+    common_prefix,
+    count_runs,
+    split_budget,
+)
 from tests.fixtures.projectors import picture
 
 
-def job(number: int, tokens: list[int], scope: str = "s") -> Job:
-    return Job(number, array("i", tokens), Sampling(), scope, deadline=0)
+def job(number: int, tokens: list[int], scope: str = "s") -> EngineRequest:
+    return EngineRequest(number, array("i", tokens), Sampling(), scope, deadline=0)
 
 
 def admitted(scheduler: Scheduler) -> list[tuple[Sequence, int]]:
@@ -26,7 +34,7 @@ def admitted(scheduler: Scheduler) -> list[tuple[Sequence, int]]:
     return found
 
 
-def admit(scheduler: Scheduler) -> tuple[Sequence, Prefix]:
+def admit(scheduler: Scheduler) -> tuple[Sequence, PrefixMatch]:
     one = scheduler.admit()
     assert one is not None
     return one.sequence, one.prefix
@@ -36,14 +44,14 @@ def finished(scheduler: Scheduler, number: int, tokens: list[int], scope: str = 
     """A job that has run alone; what it was stays in its slot."""
     scheduler.submit(job(number, tokens, scope))
     [(sequence, _)] = admitted(scheduler)
-    sequence.past = len(tokens)
-    scheduler.release(sequence)
+    sequence.num_computed_tokens = len(tokens)
+    scheduler.finish(sequence)
     return sequence
 
 
 def taken(scheduler: Scheduler) -> list[tuple[Sequence, int]]:
     """What the next step takes."""
-    turn = scheduler.turn()
+    turn = scheduler.schedule()
     return [] if turn is None else list(turn.entries)
 
 
@@ -53,12 +61,12 @@ def test_common_prefix() -> None:
 
 
 def test_the_smallest_come_first_and_none_starves() -> None:
-    assert share([1600, 24], 64) == [40, 24]
-    assert share([1600, 1600, 1600, 24], 64) == [40, 0, 0, 24]
-    assert share([24, 20, 1600], 64) == [24, 20, 20]
-    assert share([5, 6], 64) == [5, 6]
-    assert share([9] * 4, 4) == [4, 0, 0, 0]
-    assert share([], 64) == []
+    assert split_budget([1600, 24], 64) == [40, 24]
+    assert split_budget([1600, 1600, 1600, 24], 64) == [40, 0, 0, 24]
+    assert split_budget([24, 20, 1600], 64) == [24, 20, 20]
+    assert split_budget([5, 6], 64) == [5, 6]
+    assert split_budget([9] * 4, 4) == [4, 0, 0, 0]
+    assert split_budget([], 64) == []
 
 
 def test_a_step_decodes_everything_and_shares_the_chunk() -> None:
@@ -66,7 +74,7 @@ def test_a_step_decodes_everything_and_shares_the_chunk() -> None:
     for number, length in enumerate([1, 20, 3, 1]):
         scheduler.submit(job(number, list(range(length))))
     admitted(scheduler)
-    plan = {sequence.job.id: count for sequence, count in taken(scheduler)}
+    plan = {sequence.request.id: count for sequence, count in taken(scheduler)}
     assert plan == {0: 1, 3: 1, 1: 9, 2: 3}
 
 
@@ -75,11 +83,11 @@ def test_many_that_wait_come_before_few_that_decode() -> None:
     for number in range(8):
         scheduler.submit(job(number, [number, *range(200)]))
     first, *_ = [sequence for sequence, _ in admitted(scheduler)]
-    first.past = 200
+    first.num_computed_tokens = 200
     assert sum(count for _, count in taken(scheduler)) == 1 + 64 * 6 // 7
     for sequence in scheduler.running[:5]:
-        sequence.past = 200
-    assert sum(count for _, count in taken(scheduler)) == 5 + scheduler.pace.chunk
+        sequence.num_computed_tokens = 200
+    assert sum(count for _, count in taken(scheduler)) == 5 + scheduler.budget.tokens
 
 
 def test_a_prefill_alone_takes_the_whole_chunk() -> None:
@@ -94,9 +102,9 @@ def test_jobs_wait_in_order_for_a_slot() -> None:
     for number in range(4):
         scheduler.submit(job(number, [number, number]))
     first, second = [sequence for sequence, _ in admitted(scheduler)]
-    scheduler.drop(2)
-    scheduler.release(second)
-    assert [sequence.job.id for sequence, _ in admitted(scheduler)] == [3]
+    scheduler.abort(2)
+    scheduler.finish(second)
+    assert [sequence.request.id for sequence, _ in admitted(scheduler)] == [3]
     assert first in scheduler.running and not scheduler.queue
 
 
@@ -106,9 +114,9 @@ def test_a_job_takes_the_slot_it_begins_like_within_its_scope() -> None:
         scheduler.submit(job(number, [1, 2, 3, number], scope))
     slots = {}
     for sequence, _ in admitted(scheduler):
-        sequence.past = 4
-        slots[sequence.job.id] = sequence.slot
-        scheduler.release(sequence)
+        sequence.num_computed_tokens = 4
+        slots[sequence.request.id] = sequence.slot
+        scheduler.finish(sequence)
     scheduler.submit(job(10, [1, 2, 3, 2, 7], "a"))
     scheduler.submit(job(11, [1, 2, 3, 1, 7], "a"))
     scheduler.submit(job(12, [8, 8], "a"))
@@ -131,18 +139,18 @@ def test_room_is_made_by_idle_slots_then_by_the_newest_sequence() -> None:
     for number in range(3):
         scheduler.submit(job(number, [number, number]))
     one, two, three = [sequence for sequence, _ in admitted(scheduler)]
-    three.past = 2
-    scheduler.release(three)
+    three.num_computed_tokens = 2
+    scheduler.finish(three)
     assert scheduler.evict() is three.slot
     three.slot.tokens = array("i")
     assert scheduler.evict() is None
-    two.past = 1
-    assert scheduler.park() is two and two.past == 0
+    two.num_computed_tokens = 1
+    assert scheduler.preempt() is two and two.num_computed_tokens == 0
     assert [sequence for sequence, _ in taken(scheduler)] == [one]
     scheduler.submit(job(9, [9, 9]))
     assert scheduler.admit() is None  # who stepped aside comes first
-    assert scheduler.park() is None
-    scheduler.release(one)
+    assert scheduler.preempt() is None
+    scheduler.finish(one)
     assert [sequence for sequence, _ in taken(scheduler)] == [two]
 
 
@@ -153,15 +161,15 @@ def test_a_beginning_is_copied_from_where_it_is_held() -> None:
     scheduler.submit(job(2, [*system, 7]))
     second, prefix = admit(scheduler)
     assert second.slot is not first.slot, "the other conversation is kept"
-    assert (prefix.slot, prefix.count, prefix.whole) == (first.slot, 40, False)
-    second.past = 41
+    assert (prefix.slot, prefix.count, prefix.exact) == (first.slot, 40, False)
+    second.num_computed_tokens = 41
     scheduler.submit(job(3, [*system, 7, 8]))
     third, prefix = admit(scheduler)
-    assert third.leader is None and (prefix.slot, prefix.count) == (second.slot, 41), "of a running sequence too"
+    assert third.prefix_owner is None and (prefix.slot, prefix.count) == (second.slot, 41), "of a running sequence too"
     scheduler.submit(job(4, [*system, 7], "other"))
     [(_, count)] = admitted(scheduler)
     assert count == 0, "never from another scope"
-    scheduler.release(third)
+    scheduler.finish(third)
     scheduler.submit(job(5, [*system, 100, 101, 3]))
     fifth, prefix = admit(scheduler)
     assert (fifth.slot, prefix.slot, prefix.count) == (third.slot, first.slot, 42)
@@ -176,7 +184,7 @@ def test_a_short_common_beginning_is_worth_no_copy() -> None:
 
 
 def test_a_memory_that_cannot_be_cut_is_not_copied() -> None:
-    scheduler = Scheduler(slots=2, chunk=8, copies=False)
+    scheduler = Scheduler(slots=2, chunk=8, can_copy_prefix=False)
     first = finished(scheduler, 1, list(range(100)))
     scheduler.submit(job(2, [*range(40), 7]))
     scheduler.submit(job(3, [*range(100), 7]))
@@ -191,15 +199,15 @@ def test_jobs_that_begin_alike_prefill_it_once() -> None:
     for number in range(3):
         scheduler.submit(job(number, [*system, 1000 + number, 7]))
     (leader, _), (second, count), (third, _) = admitted(scheduler)
-    assert count == 0 and second.leader is third.leader is leader and second.shared == 200
-    assert taken(scheduler) == [(leader, 64)] and scheduler.awaited() == []
-    leader.past = 200
-    found = scheduler.awaited()
+    assert count == 0 and second.prefix_owner is third.prefix_owner is leader and second.num_shared_tokens == 200
+    assert taken(scheduler) == [(leader, 64)] and scheduler.ready_followers() == []
+    leader.num_computed_tokens = 200
+    found = scheduler.ready_followers()
     assert [(sequence, prefix.slot, prefix.count) for sequence, prefix in found] == [
         (second, leader.slot, 200),
         (third, leader.slot, 200),
     ]
-    assert second.leader is None and scheduler.awaited() == []
+    assert second.prefix_owner is None and scheduler.ready_followers() == []
 
 
 def test_what_is_shared_is_copied_to_no_more_at_a_time_than_one_step_takes() -> None:
@@ -208,10 +216,10 @@ def test_what_is_shared_is_copied_to_no_more_at_a_time_than_one_step_takes() -> 
     for number in range(6):
         scheduler.submit(job(number, [*system, *[1000 + number] * 30]))
     leader, *others = [sequence for sequence, _ in admitted(scheduler)]
-    leader.past = 200
-    assert [sequence for sequence, _ in scheduler.awaited()] == others[:3]
-    assert [other.leader for other in others] == [None, None, None, leader, leader]
-    assert [sequence for sequence, _ in scheduler.awaited()] == others[3:]
+    leader.num_computed_tokens = 200
+    assert [sequence for sequence, _ in scheduler.ready_followers()] == others[:3]
+    assert [other.prefix_owner for other in others] == [None, None, None, leader, leader]
+    assert [sequence for sequence, _ in scheduler.ready_followers()] == others[3:]
 
 
 def test_nobody_waits_for_one_who_waits_where_another_is_as_good() -> None:
@@ -221,11 +229,11 @@ def test_nobody_waits_for_one_who_waits_where_another_is_as_good() -> None:
     scheduler.submit(job(2, [*system, 902, 903, 2]))
     scheduler.submit(job(3, [*system, 902, 904, 3]))  # one token more in common with the second
     (leader, _), (second, _), (third, _) = admitted(scheduler)
-    assert second.leader is third.leader is leader and third.shared == 200
+    assert second.prefix_owner is third.prefix_owner is leader and third.num_shared_tokens == 200
     scheduler.submit(job(4, [*system, 902, 904, *range(300, 400)]))
-    scheduler.release(third)
+    scheduler.finish(third)
     [(fourth, _)] = admitted(scheduler)
-    assert fourth.leader is leader
+    assert fourth.prefix_owner is leader
 
 
 def test_who_waited_for_a_sequence_that_ends_goes_on_and_leads() -> None:
@@ -234,19 +242,19 @@ def test_who_waited_for_a_sequence_that_ends_goes_on_and_leads() -> None:
     for number in range(3):
         scheduler.submit(job(number, [*system, 1000 + number, 7]))
     (leader, _), (second, _), (third, _) = admitted(scheduler)
-    leader.past = 64
-    follower = scheduler.release(leader)
+    leader.num_computed_tokens = 64
+    follower = scheduler.finish(leader)
     assert follower is not None and follower[0] is second
     assert (follower[1].slot, follower[1].count) == (leader.slot, 64)
-    assert second.leader is None and third.leader is second and third.shared == 200
-    second.past = 64
+    assert second.prefix_owner is None and third.prefix_owner is second and third.num_shared_tokens == 200
+    second.num_computed_tokens = 64
     assert [sequence for sequence, _ in taken(scheduler)] == [second]
-    assert scheduler.release(third) is None
+    assert scheduler.finish(third) is None
 
 
 def test_sequences_run_side_by_side() -> None:
-    assert [blocks(ids) for ids in (set(), {3}, {3, 4}, {1, 3, 4, 7})] == [0, 1, 1, 3]
-    scheduler = Scheduler(slots=4, chunk=64, adjoining=True)
+    assert [count_runs(ids) for ids in (set(), {3}, {3, 4}, {1, 3, 4, 7})] == [0, 1, 1, 3]
+    scheduler = Scheduler(slots=4, chunk=64, prefer_adjacent=True)
     talks = [finished(scheduler, number, list(range(100 * number, 100 * number + 50))) for number in range(1, 5)]
     assert {talk.slot.id for talk in talks} == {0, 1, 2, 3}
     scheduler.submit(job(5, list(talks[3].tokens)))
@@ -257,11 +265,13 @@ def test_sequences_run_side_by_side() -> None:
     scheduler.submit(job(6, [7] * 40))
     admission = scheduler.admit()
     assert admission is not None and admission.sequence.slot is neighbour, "not the one longest unused"
-    assert admission.rescue is talks[0].slot and list(talks[0].slot.tokens) == kept, "which takes in what that held"
+    assert admission.relocate_to is talks[0].slot and list(talks[0].slot.tokens) == kept, (
+        "which takes in what that held"
+    )
 
 
 def test_a_conversation_moves_next_to_those_that_run() -> None:
-    scheduler = Scheduler(slots=4, chunk=64, adjoining=True)
+    scheduler = Scheduler(slots=4, chunk=64, prefer_adjacent=True)
     talks = [finished(scheduler, number, list(range(100 * number, 100 * number + 50))) for number in range(1, 5)]
     scheduler.submit(job(5, [7] * 40))
     running, _ = admit(scheduler)
@@ -271,37 +281,37 @@ def test_a_conversation_moves_next_to_those_that_run() -> None:
     assert admission is not None
     assert admission.sequence.slot is talks[1].slot and admission.prefix.slot is talks[3].slot
     assert admission.prefix.count == 50
-    assert admission.rescue is None, "what it held was the oldest"
+    assert admission.relocate_to is None, "what it held was the oldest"
 
 
 def test_the_chunk_follows_what_running_answers_can_bear() -> None:
-    pace = Pace(64, slowdown=2.5)
-    assert pace.chunk == 32
-    pace.note(4, 0, 0.020)
+    pace = PrefillBudget(64, slowdown=2.5)
+    assert pace.tokens == 32
+    pace.observe(4, 0, 0.020)
     for _ in range(20):
-        pace.note(4, pace.chunk, 0.020 + 0.002 * pace.chunk)
-    assert 10 <= pace.chunk <= 15, "20 ms alone leave 30 ms for 15 tokens"
+        pace.observe(4, pace.tokens, 0.020 + 0.002 * pace.tokens)
+    assert 10 <= pace.tokens <= 15, "20 ms alone leave 30 ms for 15 tokens"
     for _ in range(20):
-        pace.note(4, pace.chunk, 0.020 + 0.0001 * pace.chunk)
-    assert pace.chunk == 64
-    pace.note(0, 64, 5.0)
-    assert pace.chunk == 64, "nobody was kept waiting"
+        pace.observe(4, pace.tokens, 0.020 + 0.0001 * pace.tokens)
+    assert pace.tokens == 64
+    pace.observe(0, 64, 5.0)
+    assert pace.tokens == 64, "nobody was kept waiting"
 
 
 def test_a_stall_is_not_the_pace() -> None:
-    pace = Pace(64, slowdown=3.0)
+    pace = PrefillBudget(64, slowdown=3.0)
     for seconds in (0.020, 0.200, 0.020):
-        pace.note(4, 0, seconds)
+        pace.observe(4, 0, seconds)
     for _ in range(20):
-        pace.note(4, pace.chunk, 0.090)
-    assert pace.chunk < 32, "more than three times 20 ms"
+        pace.observe(4, pace.tokens, 0.090)
+    assert pace.tokens < 32, "more than three times 20 ms"
 
 
 def decoding(scheduler: Scheduler, number: int, length: int) -> Sequence:
     """A sequence of so many tokens that stands at its last."""
     scheduler.submit(job(number, list(range(1000 * number, 1000 * number + length))))
     sequence, _ = admit(scheduler)
-    sequence.past = length - 1
+    sequence.num_computed_tokens = length - 1
     return sequence
 
 
@@ -311,30 +321,30 @@ def test_images_get_steps_of_their_own_first_come_first_served() -> None:
         scheduler.submit(job(number, [number] * 4 + [-1] * 30 + [7]))
     sequences = [sequence for sequence, _ in admitted(scheduler)]
     for sequence in sequences:
-        patch = Patch(30, 30, np.zeros((1, 30), np.int32), np.ones((1, 30), np.int32))
-        sequence.images = (Image(4, 34, picture(1), 0, patch),)
-        sequence.seek(0)
+        patch = ImageChunk(30, 30, np.zeros((1, 30), np.int32), np.ones((1, 30), np.int32))
+        sequence.images = (ImageSpan(4, 34, picture(1), 0, patch),)
+        sequence.set_computed(0)
     assert sum(count for _, count in taken(scheduler)) == 12, "up to the images"
     for sequence in sequences:
-        sequence.seek(4)
-    assert scheduler.turn() is None, "they are not encoded"
+        sequence.set_computed(4)
+    assert scheduler.schedule() is None, "they are not encoded"
     for sequence in sequences[1:]:
         sequence.images[0].embeddings = np.zeros((30, 8), np.float32)
-    assert scheduler.turn() == Turn(((sequences[1], 24),), image=True)
-    sequences[1].seek(28)
-    assert scheduler.turn() == Turn(((sequences[1], 6),), image=True)
-    sequences[1].seek(34)
-    scheduler.pace._chunk = 9.0
-    assert scheduler.turn() == Turn(((sequences[2], 7),), image=True)
-    sequences[0].seek(0)
-    view = scheduler.turn()
-    assert view == Turn(((sequences[2], 3),), image=True), "where others prefill, they share"
-    scheduler.settle(view, 0.1)
-    assert scheduler.turn() == Turn(((sequences[0], 4), (sequences[1], 1))), "in turn with tokens"
-    sequences[2].leader = sequences[0]
-    tokens = scheduler.turn()
-    assert tokens == Turn(((sequences[0], 4), (sequences[1], 1)))
-    scheduler.settle(tokens, 0.1)
+    assert scheduler.schedule() == ScheduledBatch(((sequences[1], 24),), image=True)
+    sequences[1].set_computed(28)
+    assert scheduler.schedule() == ScheduledBatch(((sequences[1], 6),), image=True)
+    sequences[1].set_computed(34)
+    scheduler.budget._chunk = 9.0
+    assert scheduler.schedule() == ScheduledBatch(((sequences[2], 7),), image=True)
+    sequences[0].set_computed(0)
+    view = scheduler.schedule()
+    assert view == ScheduledBatch(((sequences[2], 3),), image=True), "where others prefill, they share"
+    scheduler.update(view, 0.1)
+    assert scheduler.schedule() == ScheduledBatch(((sequences[0], 4), (sequences[1], 1))), "in turn with tokens"
+    sequences[2].prefix_owner = sequences[0]
+    tokens = scheduler.schedule()
+    assert tokens == ScheduledBatch(((sequences[0], 4), (sequences[1], 1)))
+    scheduler.update(tokens, 0.1)
     assert taken(scheduler) == [(sequences[0], 4), (sequences[1], 1)], "it waits for its leader"
 
 
@@ -344,34 +354,34 @@ def test_after_an_image_prompts_get_what_it_has_left_of_the_pace() -> None:
     scheduler.submit(job(1, list(range(100, 150))))
     second, _ = admit(scheduler)
     for viewed, left in ((0, 20), (10, 6), (64, 1)):
-        scheduler.pace._chunk = 20.0
+        scheduler.budget._chunk = 20.0
         if viewed:
-            scheduler.settle(Turn(((second, viewed),), image=True), 0.1, cut=False)
+            scheduler.update(ScheduledBatch(((second, viewed),), image=True), 0.1, cut=False)
         assert taken(scheduler) == [(first, 1), (second, left)], "prompts always make progress"
 
 
 def test_answers_and_prompts_take_steps_in_turn_where_they_are_kept_apart() -> None:
-    scheduler = Scheduler(slots=4, chunk=64, apart=True)
+    scheduler = Scheduler(slots=4, chunk=64, separate_prefill=True)
     first, second = decoding(scheduler, 0, 50), decoding(scheduler, 1, 30)
-    alone = scheduler.turn()
-    assert alone == Turn(((first, 1), (second, 1)), free=True)
-    scheduler.settle(alone, 0.02)
+    alone = scheduler.schedule()
+    assert alone == ScheduledBatch(((first, 1), (second, 1)), may_speculate=True)
+    scheduler.update(alone, 0.02)
     scheduler.submit(job(2, list(range(5000, 5200))))
     prompt, _ = admit(scheduler)
-    chunk = scheduler.pace.chunk
+    chunk = scheduler.budget.tokens
     for _ in range(3):
-        step = scheduler.turn()
-        assert step == Turn(((prompt, chunk),), waited=True, free=True)
-        scheduler.settle(step, 0.03)
-        prompt.past += chunk
-        scheduler.settle(answers := scheduler.turn(), 0.02)
-        assert answers == Turn(((first, 1), (second, 1)))
-        assert 8 <= scheduler.pace.chunk <= 64
-        chunk = scheduler.pace.chunk
+        step = scheduler.schedule()
+        assert step == ScheduledBatch(((prompt, chunk),), stalls_decode=True, may_speculate=True)
+        scheduler.update(step, 0.03)
+        prompt.num_computed_tokens += chunk
+        scheduler.update(answers := scheduler.schedule(), 0.02)
+        assert answers == ScheduledBatch(((first, 1), (second, 1)))
+        assert 8 <= scheduler.budget.tokens <= 64
+        chunk = scheduler.budget.tokens
     assert chunk != 32, "what prompts cost beside answers is learnt from both steps"
-    scheduler.settle(scheduler.turn(), 0.1, done=False)
+    scheduler.update(scheduler.schedule(), 0.1, done=False)
     assert taken(scheduler)[0][0] is prompt, "it is done again"
     first.tokens.extend([1, 2, 3, 4])
-    first.past = 50
-    scheduler.settle(scheduler.turn(), 0.03)
+    first.num_computed_tokens = 50
+    scheduler.update(scheduler.schedule(), 0.03)
     assert taken(scheduler) == [(first, 4), (second, 1)], "forced text is of the answer"

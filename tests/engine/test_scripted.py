@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from server.chat.text import Text, control, join
-from server.engine import Constraint, ModelSpec, Stop, Vocab
+from server.chat.text import ProvenanceStr, from_template, join
+from server.engine import Constraint, EngineConfig, StopCriteria, Vocab
 from tests.chat.standin import write_model
 from tests.engine.conftest import Model, Outcome, collect
 from tests.scripted import Director, directing
@@ -37,7 +37,7 @@ async def whole_stage(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     path = tmp_path_factory.mktemp("scripted") / "model.gguf"
     write_model(path, sdist / "vendor/llama.cpp/models/ggml-vocab-gpt-2.gguf", ["<call>", "</call>"], size=2000)
     async with directing() as director:
-        engine = await director.start_engine(ModelSpec(str(path), context_length=512, slots=2, threads=1))
+        engine = await director.start_engine(EngineConfig(str(path), context_length=512, slots=2, threads=1))
         yield Stage(engine, Vocab.load(str(path)), director)
         await engine.close()
 
@@ -52,10 +52,10 @@ async def test_it_says_what_it_is_told_to(stage: Stage) -> None:
     task = stage.start()
     run = await stage.director.run()
     euro = "€".encode()
-    run.say("Grüße ", euro[:2], euro[2:], " 奥斯陆", join([control("<call>"), Text("<call>")]))
+    run.say("Grüße ", euro[:2], euro[2:], " 奥斯陆", join([from_template("<call>"), ProvenanceStr("<call>")]))
     run.done()
     outcome = await task
-    assert outcome.text == "Grüße € 奥斯陆<call><call>" and outcome.done.finish == "stop"
+    assert outcome.text == "Grüße € 奥斯陆<call><call>" and outcome.done.finish_reason == "stop"
     token = stage.vocab.token_of("<call>")
     assert token is not None and outcome.done.tokens.count(token) == 1
     assert outcome.done.tokens == run.over.result().end.tokens  # type: ignore[union-attr]
@@ -64,21 +64,21 @@ async def test_it_says_what_it_is_told_to(stage: Stage) -> None:
 async def test_the_jobs_own_limits_hold(stage: Stage) -> None:
     task = stage.start(max_tokens=3)
     (await stage.director.run()).say("one two three four five")
-    assert ((await task).done.finish, (await task).done.output_tokens) == ("length", 3)
-    task = stage.start(stop=Stop(("three",)))
+    assert ((await task).done.finish_reason, (await task).done.output_tokens) == ("length", 3)
+    task = stage.start(stop=StopCriteria(("three",)))
     (await stage.director.run(1)).say("one two three four five")
     assert ((await task).text, (await task).done.stopped) == ("one two ", True)
 
 
 async def test_the_constraint_holds(stage: Stage) -> None:
-    grammar = Constraint('root ::= "<call>" ("yes" | "no") " or not" "</call>"?', markers=("<call>",))
+    grammar = Constraint('root ::= "<call>" ("yes" | "no") " or not" "</call>"?', triggers=("<call>",))
     task = stage.start(constraint=grammar)
     run = await stage.director.run()
     run.say("Well <call>yes or not", " at all")
     run.done()
     outcome = await task
     # What was forced the script would have said; what follows it may not, and the output may end.
-    assert outcome.text == "Well <call>yes or not" and outcome.done.forced_tokens > 0
+    assert outcome.text == "Well <call>yes or not" and outcome.done.jump_forward_tokens > 0
     assert run.over.result().unsaid == " at all"
     task = stage.start(constraint=grammar)
     run = await stage.director.run(1)
@@ -114,7 +114,7 @@ async def test_one_that_rests_keeps_nobody_waiting(stage: Stage) -> None:
     first.say(" and only")
     first.done("length")
     outcome = await tasks[0]
-    assert (outcome.text, outcome.done.finish) == ("one and only", "length")
+    assert (outcome.text, outcome.done.finish_reason) == ("one and only", "length")
 
 
 async def test_cancels_failures_and_death(stage: Stage) -> None:
@@ -139,4 +139,4 @@ async def test_cancels_failures_and_death(stage: Stage) -> None:
     task = stage.start()  # to the next worker
     run = await stage.director.run(3)
     run.done()
-    assert (await task).done.finish == "stop"
+    assert (await task).done.finish_reason == "stop"

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from server.engine import Constraint, Done, Job, Sampling, Segment, Vocab, llama
-from server.engine.messages import Stop
-from server.engine.protocol import Submit
-from server.engine.speculation import MOST, Lookup, Speculation, lookup
+from server.engine import Constraint, EngineRequest, Finished, Sampling, Segment, Vocab, llama
+from server.engine.messages import StopCriteria
+from server.engine.protocol import AddRequest
+from server.engine.speculation import MAX_DRAFT_TOKENS, DraftController, NgramDrafter, ngram_draft
 from tests.engine.bench import Bench
 from tests.engine.test_generate import LETTERS, NEXT
 
@@ -37,31 +37,31 @@ def tokens(*values: int) -> array[int]:
     ],
 )
 def test_an_output_goes_on_as_it_did_before(seen: tuple[int, ...], most: int, draft: tuple[int, ...]) -> None:
-    assert tuple(lookup(tokens(*seen), most)) == draft
+    assert tuple(ngram_draft(tokens(*seen), most)) == draft
 
 
 def test_nothing_is_drafted_before_the_plain_pace_is_known() -> None:
-    speculation = Speculation(Lookup())
-    assert speculation.most(1) == 0
-    speculation.note(1, 0, 0, 0.01)
-    assert speculation.most(1) > 0 and speculation.most(2) == 0
+    speculation = DraftController(NgramDrafter())
+    assert speculation.draft_length(1) == 0
+    speculation.observe(1, 0, 0, 0.01)
+    assert speculation.draft_length(1) > 0 and speculation.draft_length(2) == 0
 
 
 def test_drafts_grow_while_they_are_right_and_rest_once_they_do_not_pay() -> None:
-    speculation = Speculation(Lookup())
-    speculation.note(1, 0, 0, 0.01)
+    speculation = DraftController(NgramDrafter())
+    speculation.observe(1, 0, 0, 0.01)
     for _ in range(20):
-        drafted = speculation.most(1)
-        speculation.note(1, drafted, drafted, 0.02)
-    assert speculation.most(1) == MOST
-    while drafted := speculation.most(1):
-        speculation.note(1, drafted, 0, 0.02)
+        drafted = speculation.draft_length(1)
+        speculation.observe(1, drafted, drafted, 0.02)
+    assert speculation.draft_length(1) == MAX_DRAFT_TOKENS
+    while drafted := speculation.draft_length(1):
+        speculation.observe(1, drafted, 0, 0.02)
     resting = 1
-    while not speculation.most(1):
+    while not speculation.draft_length(1):
         resting += 1
-    speculation.note(1, 2, 0, 0.02)
+    speculation.observe(1, 2, 0, 0.02)
     again = 0
-    while not speculation.most(1):
+    while not speculation.draft_length(1):
         again += 1
     assert again == 2 * resting, "the less it brings the rarer it is tried"
 
@@ -69,13 +69,13 @@ def test_drafts_grow_while_they_are_right_and_rest_once_they_do_not_pay() -> Non
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts are made wherever some are found, whatever they cost."""
-    monkeypatch.setattr(Speculation, "most", lambda self, decoding: 8)
+    monkeypatch.setattr(DraftController, "draft_length", lambda self, decoding: 8)
 
 
-Jobs = Callable[[int, "array[int]"], Job]
+Jobs = Callable[[int, "array[int]"], EngineRequest]
 
 
-def outputs(path: Path, jobs: Jobs, **spec: Any) -> tuple[list[tuple[bytes, Done]], int]:
+def outputs(path: Path, jobs: Jobs, **spec: Any) -> tuple[list[tuple[bytes, Finished]], int]:
     """What three jobs together give, and the steps it took. What was decoded ahead is counted, not told."""
     bench = Bench(path, context_length=400, **spec)
     steps = 0
@@ -89,15 +89,15 @@ def outputs(path: Path, jobs: Jobs, **spec: Any) -> tuple[list[tuple[bytes, Done
     bench.worker._context.decode = counting  # type: ignore[method-assign]
     for number in range(3):
         prompt = array("i", [300 + number, *[7, 8, 9, 10, 11, 12] * 4])
-        bench.worker.put(Submit(jobs(number, prompt)))
+        bench.worker.put(AddRequest(jobs(number, prompt)))
     bench.run()
     found = []
     for number in range(3):
         end = bench.ends[number]
-        assert isinstance(end, Done), end
-        assert 0 <= end.confirmed_tokens <= min(end.drafted_tokens, end.output_tokens)
-        assert steps + end.confirmed_tokens >= end.output_tokens - end.forced_tokens
-        found.append((bench.outputs[number], replace(end, drafted_tokens=0, confirmed_tokens=0)))
+        assert isinstance(end, Finished), end
+        assert 0 <= end.accepted_tokens <= min(end.draft_tokens, end.output_tokens)
+        assert steps + end.accepted_tokens >= end.output_tokens - end.jump_forward_tokens
+        found.append((bench.outputs[number], replace(end, draft_tokens=0, accepted_tokens=0)))
     return found, steps
 
 
@@ -107,19 +107,22 @@ LIST = Constraint(r'root ::= "[" item ("," " " item){30} "]"' + "\n" + r'item ::
 every_kind = pytest.mark.parametrize(
     "jobs",
     [
-        pytest.param(lambda n, p: Job(n, p, Sampling(temperature=0), f"{n}", 0, max_tokens=200), id="greedy"),
+        pytest.param(lambda n, p: EngineRequest(n, p, Sampling(temperature=0), f"{n}", 0, max_tokens=200), id="greedy"),
         pytest.param(
-            lambda n, p: Job(n, p, Sampling(temperature=0.3, seed=n), f"{n}", 0, max_tokens=200), id="sampled"
+            lambda n, p: EngineRequest(n, p, Sampling(temperature=0.3, seed=n), f"{n}", 0, max_tokens=200), id="sampled"
         ),
         pytest.param(
-            lambda n, p: Job(n, p, Sampling(temperature=0, repeat_penalty=1.1), f"{n}", 0, max_tokens=200),
+            lambda n, p: EngineRequest(n, p, Sampling(temperature=0, repeat_penalty=1.1), f"{n}", 0, max_tokens=200),
             id="penalties",
         ),
         pytest.param(
-            lambda n, p: Job(n, p, Sampling(temperature=0.8, seed=n), f"{n}", 0, constraint=LIST), id="constrained"
+            lambda n, p: EngineRequest(n, p, Sampling(temperature=0.8, seed=n), f"{n}", 0, constraint=LIST),
+            id="constrained",
         ),
         pytest.param(
-            lambda n, p: Job(n, p, Sampling(temperature=0), f"{n}", 0, max_tokens=150, stop=Stop(texts=("ab", "the"))),
+            lambda n, p: EngineRequest(
+                n, p, Sampling(temperature=0), f"{n}", 0, max_tokens=150, stop=StopCriteria(strings=("ab", "the"))
+            ),
             id="stopped",
         ),
     ],
@@ -138,8 +141,8 @@ def test_drafts_change_nothing_but_the_number_of_steps(random_model: Path, eager
 def test_a_loop_takes_few_steps(smollm2: Path, eager: None, vocab: Vocab) -> None:
     letters = vocab.tokenize([Segment(LETTERS, control=True)])
 
-    def jobs(number: int, prompt: array[int]) -> Job:
-        return Job(number, letters, Sampling(temperature=0), f"{number}", 0, max_tokens=80)
+    def jobs(number: int, prompt: array[int]) -> EngineRequest:
+        return EngineRequest(number, letters, Sampling(temperature=0), f"{number}", 0, max_tokens=80)
 
     found, steps = outputs(smollm2, jobs, speculation=True)
     assert {output.decode() for output, _ in found} == {NEXT * 20}
@@ -148,12 +151,12 @@ def test_a_loop_takes_few_steps(smollm2: Path, eager: None, vocab: Vocab) -> Non
 
 def test_what_a_slot_holds_after_drafts_is_what_its_tokens_say(random_model: Path, eager: None) -> None:
     bench = Bench(random_model, context_length=400)
-    job = Job(1, array("i", [300, *[7, 8, 9] * 6]), Sampling(temperature=0), "scope", 0, max_tokens=120)
-    bench.worker.put(Submit(job))
-    while not bench.worker._scheduler.slots[0].used:
-        bench.worker.turn()
+    job = EngineRequest(1, array("i", [300, *[7, 8, 9] * 6]), Sampling(temperature=0), "scope", 0, max_tokens=120)
+    bench.worker.put(AddRequest(job))
+    while not bench.worker._scheduler.slots[0].last_used:
+        bench.worker.step()
         for slot in bench.worker._scheduler.slots:
-            held = slot.runner.past if slot.runner is not None else len(slot.tokens)
+            held = slot.sequence.num_computed_tokens if slot.sequence is not None else len(slot.tokens)
             assert bench.worker._context.last_position(slot.id) == held - 1
     bench.close()
 
@@ -170,10 +173,12 @@ def test_a_full_cache_is_tried_without_drafts(random_model: Path, eager: None, m
         return decode(batch, count)
 
     bench.worker._context.decode = full  # type: ignore[method-assign]
-    monkeypatch.setattr(bench.worker, "_make_room", lambda: pytest.fail("there is room without drafts"))
+    monkeypatch.setattr(bench.worker, "_free_cells", lambda: pytest.fail("there is room without drafts"))
     for number in range(2):
         prompt = array("i", [300 + number, *[7, 8, 9] * 10])
-        bench.worker.put(Submit(Job(number, prompt, Sampling(temperature=0), f"{number}", 0, max_tokens=40)))
+        bench.worker.put(
+            AddRequest(EngineRequest(number, prompt, Sampling(temperature=0), f"{number}", 0, max_tokens=40))
+        )
     bench.run()
-    assert all(isinstance(end, Done) and end.output_tokens == 40 for end in bench.ends.values())
+    assert all(isinstance(end, Finished) and end.output_tokens == 40 for end in bench.ends.values())
     assert refused

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine import Sampling, Stop
-from server.engine.stop import StopSearch
+from server.engine import Sampling, StopCriteria
+from server.engine.stop import StopMatcher
 from tests.engine.conftest import Model
 from tests.engine.test_generate import LETTERS, MOON, NEXT
 
@@ -15,9 +15,9 @@ THINK = ("<think>", "</think>")
 CALLS = ("<tool_call>", "[TOOL")
 
 
-def shown(stop: Stop, *pieces: str) -> tuple[str, bool]:
+def shown(stop: StopCriteria, *pieces: str) -> tuple[str, bool]:
     """What is shown of an output that comes in these pieces, and whether a stop sequence ended it."""
-    search = StopSearch(stop)
+    search = StopMatcher(stop)
     out = b"".join(search.feed(piece.encode()) for piece in pieces) + search.finish()
     return out.decode(), search.found
 
@@ -25,36 +25,44 @@ def shown(stop: Stop, *pieces: str) -> tuple[str, bool]:
 @pytest.mark.parametrize(
     ("stop", "output", "expected"),
     [
-        (Stop(("END",)), "a bENDc", "a b"),
-        (Stop(("END",)), "a b EN", None),
-        (Stop(("b", "abc")), "xab", "xa"),
-        (Stop(("b", "abc")), "xabc", "x"),
-        (Stop(("\n\n",)), "one\ntwo\n\nthree", "one\ntwo"),
-        (Stop(("é",)), "caf\u00e9 au lait", "caf"),
-        (Stop(("aab",)), "aaab", "a"),
+        (StopCriteria(("END",)), "a bENDc", "a b"),
+        (StopCriteria(("END",)), "a b EN", None),
+        (StopCriteria(("b", "abc")), "xab", "xa"),
+        (StopCriteria(("b", "abc")), "xabc", "x"),
+        (StopCriteria(("\n\n",)), "one\ntwo\n\nthree", "one\ntwo"),
+        (StopCriteria(("é",)), "caf\u00e9 au lait", "caf"),
+        (StopCriteria(("aab",)), "aaab", "a"),
         # Thinking is no answer, whether it opens in the output or in the prompt.
-        (Stop(("x",), THINK), "<think>x</think>ab", None),
-        (Stop(("x",), THINK), "<think>x</think>axb", "<think>x</think>a"),
-        (Stop(("x",), THINK, lead="<think>"), "x</think>axb", "x</think>a"),
-        (Stop(("think",), THINK), "a<think>think</think>b think", "a<think>think</think>b "),
-        (Stop(("<",), THINK), "a<think>b<c</think>d<", "a<think>b<c</think>d"),
+        (StopCriteria(("x",), THINK), "<think>x</think>ab", None),
+        (StopCriteria(("x",), THINK), "<think>x</think>axb", "<think>x</think>a"),
+        (StopCriteria(("x",), THINK, prompt_opening="<think>"), "x</think>axb", "x</think>a"),
+        (StopCriteria(("think",), THINK), "a<think>think</think>b think", "a<think>think</think>b "),
+        (StopCriteria(("<",), THINK), "a<think>b<c</think>d<", "a<think>b<c</think>d"),
         # Nor is a call, from its marker on.
-        (Stop(("}", "<"), None, CALLS), "text<tool_call>{}</tool_call>", None),
-        (Stop(("}", "<"), None, CALLS), "te}xt<tool_call>{}</tool_call>", "te"),
-        (Stop(("<tool",), None, CALLS), "a <tool> b", "a "),
+        (StopCriteria(("}", "<"), None, CALLS), "text<tool_call>{}</tool_call>", None),
+        (StopCriteria(("}", "<"), None, CALLS), "te}xt<tool_call>{}</tool_call>", "te"),
+        (StopCriteria(("<tool",), None, CALLS), "a <tool> b", "a "),
         # An anchored marker is one only where the answer begins.
-        (Stop(("b",), anchored=("{",)), ' {"a": "b"}', None),
-        (Stop(("b",), anchored=("{",)), 'a {"a": "b"}', 'a {"a": "'),
-        (Stop(("b",), THINK, anchored=("{",)), '<think>b</think>\n{"a": "b"}', None),
+        (StopCriteria(("b",), anchored=("{",)), ' {"a": "b"}', None),
+        (StopCriteria(("b",), anchored=("{",)), 'a {"a": "b"}', 'a {"a": "'),
+        (StopCriteria(("b",), THINK, anchored=("{",)), '<think>b</think>\n{"a": "b"}', None),
         # Nor are the markers of frames, in a prompt's end begun perhaps.
-        (Stop(("final", "x"), skip=("<final>",)), "<final>axb", "<final>a"),
-        (Stop(("final", "<"), ("<plan>", "<end>"), skip=("<final>",)), "<plan>x<end><final>a<", "<plan>x<end><final>a"),
-        (Stop(("a",), None, (">>>",), skip=(">>>all\n",), lead=">>>"), "all\nbac", "all\nb"),
-        (Stop(("a",), None, (">>>",), skip=(">>>all\n",), lead=">>>"), "look\nbac", None),
-        (Stop(("a",), skip=(">>>all\n",), lead=">>>"), "al", ""),
+        (StopCriteria(("final", "x"), ignored_markers=("<final>",)), "<final>axb", "<final>a"),
+        (
+            StopCriteria(("final", "<"), ("<plan>", "<end>"), ignored_markers=("<final>",)),
+            "<plan>x<end><final>a<",
+            "<plan>x<end><final>a",
+        ),
+        (
+            StopCriteria(("a",), None, (">>>",), ignored_markers=(">>>all\n",), prompt_opening=">>>"),
+            "all\nbac",
+            "all\nb",
+        ),
+        (StopCriteria(("a",), None, (">>>",), ignored_markers=(">>>all\n",), prompt_opening=">>>"), "look\nbac", None),
+        (StopCriteria(("a",), ignored_markers=(">>>all\n",), prompt_opening=">>>"), "al", ""),
     ],
 )
-def test_the_output_ends_before_the_sequence(stop: Stop, output: str, expected: str | None) -> None:
+def test_the_output_ends_before_the_sequence(stop: StopCriteria, output: str, expected: str | None) -> None:
     wanted = (output, False) if expected is None else (expected, True)
     assert shown(stop, output) == wanted
     assert shown(stop, *output) == wanted
@@ -81,7 +89,7 @@ def test_the_cut_into_pieces_changes_nothing(
     skip: tuple[str, ...],
     lead: str,
 ) -> None:
-    stop = Stop(tuple(texts), thinking, calls, anchored, skip, lead)
+    stop = StopCriteria(tuple(texts), thinking, calls, anchored, skip, lead)
     whole = "".join(pieces)
     assert shown(stop, *pieces) == shown(stop, *whole) == shown(stop, whole)
 
@@ -91,7 +99,7 @@ def test_the_cut_into_pieces_changes_nothing(
 )
 def test_plain_text_is_cut_at_the_first_of_them(texts: list[str], output: str) -> None:
     first = min((at for text in texts if (at := output.find(text)) >= 0), default=None)
-    text, found = shown(Stop(tuple(texts)), *output)
+    text, found = shown(StopCriteria(tuple(texts)), *output)
     assert found == (first is not None)
     # Whichever is whole first has ended it: one that begins before that can only have been on its way.
     assert output.startswith(text) and not any(each in text for each in texts)
@@ -106,19 +114,19 @@ live = pytest.mark.asyncio(loop_scope="package")
 async def test_a_stop_sequence_across_tokens_ends_the_job_and_is_never_shown(model: Model) -> None:
     plain = await model.run(model.job(LETTERS, max_tokens=12))
     assert plain.text.startswith(NEXT)
-    outcome = await model.run(model.job(LETTERS, max_tokens=12, stop=Stop(("d a b c",))))
+    outcome = await model.run(model.job(LETTERS, max_tokens=12, stop=StopCriteria(("d a b c",))))
     assert outcome.text == " c "
     assert all("d" not in text.text for text in outcome.texts)
     # " c d a b c": the five tokens up to the one that completed the sequence, and no more.
-    assert (outcome.done.finish, outcome.done.stopped, outcome.done.output_tokens) == ("stop", True, 5)
+    assert (outcome.done.finish_reason, outcome.done.stopped, outcome.done.output_tokens) == ("stop", True, 5)
     assert b"".join(map(model.vocab.piece, outcome.done.tokens)) == b" c d a b c"
     assert sum(text.tokens for text in outcome.texts) <= 5
 
 
 @live
 async def test_what_might_have_become_a_stop_sequence_is_shown_at_the_end(model: Model) -> None:
-    outcome = await model.run(model.job(LETTERS, max_tokens=4, stop=Stop(("b never",))))
-    assert (outcome.text, outcome.done.finish, outcome.done.stopped) == (" c d a b", "length", False)
+    outcome = await model.run(model.job(LETTERS, max_tokens=4, stop=StopCriteria(("b never",))))
+    assert (outcome.text, outcome.done.finish_reason, outcome.done.stopped) == (" c d a b", "length", False)
 
 
 @live

@@ -4,41 +4,41 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from server.engine.threads import Threads
+from server.engine.threads import ThreadTuner
 
 
-def step(threads: Threads, now: float, cores: float) -> int:
+def step(threads: ThreadTuner, now: float, cores: float) -> int:
     """A judged stretch of steps that got so many cores."""
     threads.note(0.4, 0.4 * cores, now)
     return threads.count
 
 
 def test_an_idle_machine_gives_all_its_cores() -> None:
-    threads = Threads(4)
+    threads = ThreadTuner(4)
     assert [step(threads, now, 3.9) for now in range(10)] == [4] * 10
     assert not threads.note(0.01, 0.0, 11)  # one short step says nothing
 
 
 def test_a_busy_neighbour_leaves_as_many_threads_as_there_are_cores_for() -> None:
-    threads = Threads(4)
+    threads = ThreadTuner(4)
     assert [step(threads, now, 2.7) for now in (0, 1)] == [4, 2]
     assert [step(threads, now, 1.1) for now in (1, 2)] == [2, 1]
-    threads = Threads(2)
+    threads = ThreadTuner(2)
     assert [step(threads, now, 1.5) for now in range(4)] == [2] * 4
 
 
 def test_one_hiccup_changes_nothing() -> None:
-    threads = Threads(2)
+    threads = ThreadTuner(2)
     assert [step(threads, now, cores) for now, cores in enumerate([2.0, 0.5, 2.0, 0.5, 2.0])] == [2] * 5
 
 
 def test_one_step_of_seconds_is_enough() -> None:
-    threads = Threads(2)
+    threads = ThreadTuner(2)
     assert threads.note(1.9, 0.4, 0) and threads.count == 1
 
 
 def test_all_threads_are_tried_again_ever_more_rarely() -> None:
-    threads = Threads(2)
+    threads = ThreadTuner(2)
     tried = []
     for now in range(400):
         if threads.count == 1 and step(threads, now, 1.0) == 2:
@@ -54,11 +54,11 @@ def test_all_threads_are_tried_again_ever_more_rarely() -> None:
 
 
 def test_they_are_not_tried_where_even_fewer_do_not_get_their_cores() -> None:
-    threads = Threads(2)
+    threads = ThreadTuner(2)
     assert [step(threads, now, 0.4) for now in range(0, 200, 10)] == [2] + [1] * 19
     assert step(threads, 300, 1.0) == 2
 
 
 def test_one_thread_stays_one() -> None:
-    threads = Threads(1)
+    threads = ThreadTuner(1)
     assert not any(threads.note(1.0, 0.1, now) for now in range(100))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from server.engine import Segment, Vocab
-from server.engine.llama import Model
+from server.engine.llama import LlamaModel
 
 FAMILIES = ("llama-spm", "llama-bpe", "phi-3", "qwen2", "gemma-4", "command-r", "deepseek-coder", "gpt-neox", "falcon")
 
@@ -100,7 +100,7 @@ def test_bos_stands_once(family: Vocab) -> None:
 
 def test_spelling_concatenates_to_the_bytes(family: Vocab) -> None:
     data = 'plain {"a": 1} é€\n'.encode()
-    tokens = family.spell(data)
+    tokens = family.encode_bytes(data)
     assert b"".join(map(family.piece, tokens)) == data
     assert not any(family.is_control(token) for token in tokens)
 
@@ -123,7 +123,7 @@ def test_white_space_defined_as_tokens_stays_text(sdist: Path) -> None:
 
 
 def test_a_vocabulary_alone_needs_no_weights(smollm2: Path) -> None:
-    alone, loaded = Model(str(smollm2), vocab_only=True), Model(str(smollm2), repack=False)
+    alone, loaded = LlamaModel(str(smollm2), vocab_only=True), LlamaModel(str(smollm2), repack=False)
     assert alone.vocabulary == loaded.vocabulary
     assert alone.tokenize(PLAIN, parse_special=True) == loaded.tokenize(PLAIN, parse_special=True)
     alone.close()
@@ -132,7 +132,7 @@ def test_a_vocabulary_alone_needs_no_weights(smollm2: Path) -> None:
 
 def test_longer_tokens(vocab: Vocab) -> None:
     [quote] = vocab.continuation(b'":')
-    longer = vocab.longer(quote)
+    longer = vocab.extensions_of(quote)
     pieces = {vocab.piece(token) for token in longer}
     assert b'":"' in pieces and b'":' not in pieces and all(piece.startswith(b'":') for piece in pieces)
     everything = [token for token in range(vocab.size) if vocab.piece(token).startswith(b'":') and token != quote]
@@ -141,6 +141,6 @@ def test_longer_tokens(vocab: Vocab) -> None:
 
 def test_tokens_with_bytes_of_no_character(sdist: Path) -> None:
     vocab = Vocab.load(str(sdist / "vendor/llama.cpp/models/ggml-vocab-gpt-2.gguf"))
-    assert {vocab.byte_tokens[byte] for byte in (0xC0, 0xC1, 0xF5, 0xFF)} <= vocab.broken
-    assert vocab.byte_tokens[0xC3] not in vocab.broken, "the first of two bytes"
-    assert all("\ufffd" in vocab.piece(token).decode("utf-8", "replace") for token in vocab.broken)
+    assert {vocab.byte_tokens[byte] for byte in (0xC0, 0xC1, 0xF5, 0xFF)} <= vocab.invalid_utf8
+    assert vocab.byte_tokens[0xC3] not in vocab.invalid_utf8, "the first of two bytes"
+    assert all("\ufffd" in vocab.piece(token).decode("utf-8", "replace") for token in vocab.invalid_utf8)

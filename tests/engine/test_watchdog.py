@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from server.engine import Engine, EngineError, ModelSpec, Vocab, client
+from server.engine import Engine, EngineConfig, EngineError, Vocab, client
 from server.engine import watchdog as module
 from server.engine.protocol import Decoder, Ping, Pong, encode
 from server.engine.watchdog import CHECKS, LONGEST, Watchdog
-from server.engine.worker import answering
+from server.engine.worker import answer_pings
 from tests.engine.conftest import Model, collect
 from tests.engine.test_generate import LETTERS, LONG
 
@@ -71,7 +71,7 @@ async def test_a_stopped_worker_is_killed_and_another_goes_on(
     smollm2: Path, vocab: Vocab, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR)
-    engine = await Engine.start(ModelSpec(str(smollm2), context_length=2048, patience=0.8))
+    engine = await Engine.start(EngineConfig(str(smollm2), context_length=2048, hang_timeout=0.8))
     try:
         model = Model(engine, vocab)
         generations = [engine.generate(model.job(LETTERS, max_tokens=None)) for _ in range(2)]
@@ -91,7 +91,7 @@ async def test_a_stopped_worker_is_killed_and_another_goes_on(
 
 
 async def test_a_stopped_worker_without_work_is_left_alone(smollm2: Path, vocab: Vocab) -> None:
-    engine = await Engine.start(ModelSpec(str(smollm2), context_length=512, patience=0.2))
+    engine = await Engine.start(EngineConfig(str(smollm2), context_length=512, hang_timeout=0.2))
     try:
         model = Model(engine, vocab)
         os.kill(engine.pid, signal.SIGSTOP)
@@ -117,7 +117,7 @@ async def test_a_worker_that_stops_while_it_loads_is_killed(
     monkeypatch.setattr(client, "_popen", stopped)
     monkeypatch.setattr(client, "_STARTING", 0.2)
     with pytest.raises(EngineError, match="hung while it loaded"):
-        await Engine.start(ModelSpec(str(smollm2), context_length=512, patience=0.2))
+        await Engine.start(EngineConfig(str(smollm2), context_length=512, hang_timeout=0.2))
     (worker,) = started
     assert worker.returncode == -signal.SIGKILL
     assert "fallen silent" in caplog.text
@@ -128,7 +128,7 @@ def test_a_worker_answers_while_it_loads() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.settimeout(10)
-        with answering(theirs, Decoder(), lambda frame: theirs.sendall(encode(frame))):
+        with answer_pings(theirs, Decoder(), lambda frame: theirs.sendall(encode(frame))):
             for _ in range(3):
                 ours.sendall(encode(Ping()))
                 (pong,) = Decoder().feed(ours.recv(1000))
@@ -141,7 +141,7 @@ async def test_a_long_prefill_in_one_step_is_no_hang(
     smollm2: Path, vocab: Vocab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LONGEST", 10**6)
-    spec = ModelSpec(str(smollm2), context_length=2048, slots=1, prefill_chunk=1600, patience=0.2)
+    spec = EngineConfig(str(smollm2), context_length=2048, slots=1, prefill_chunk=1600, hang_timeout=0.2)
     engine = await Engine.start(spec)
     try:
         model = Model(engine, vocab)

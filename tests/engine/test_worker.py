@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from server.engine import Engine, EngineError, ModelSpec, Vocab, llama
+from server.engine import Engine, EngineConfig, EngineError, Vocab, llama
 from tests.engine.conftest import Model, collect
 from tests.engine.test_generate import LETTERS, LONG
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 async def test_killing_the_worker_fails_its_jobs_and_the_next_works(smollm2: Path, vocab: Vocab) -> None:
     deaths = []
     engine = await Engine.start(
-        ModelSpec(str(smollm2), context_length=2048), on_exit=lambda: deaths.append(time.monotonic())
+        EngineConfig(str(smollm2), context_length=2048), on_exit=lambda: deaths.append(time.monotonic())
     )
     try:
         model = Model(engine, vocab)
@@ -44,7 +44,7 @@ async def test_killing_the_worker_fails_its_jobs_and_the_next_works(smollm2: Pat
 
 
 async def test_a_job_waits_for_the_restart_no_longer_than_its_deadline(smollm2: Path, vocab: Vocab) -> None:
-    engine = await Engine.start(ModelSpec(str(smollm2), context_length=2048))
+    engine = await Engine.start(EngineConfig(str(smollm2), context_length=2048))
     try:
         model = Model(engine, vocab)
         engine._fail_all("as if dead")  # no worker is ready; none comes
@@ -62,7 +62,7 @@ async def test_a_restart_that_cannot_load_fails_what_waits_and_is_tried_again(
 ) -> None:
     path = tmp_path / "model.gguf"
     path.symlink_to(smollm2)
-    engine = await Engine.start(ModelSpec(str(path), context_length=256, slots=1))
+    engine = await Engine.start(EngineConfig(str(path), context_length=256, slots=1))
     try:
         model = Model(engine, vocab)
         path.unlink()
@@ -77,7 +77,7 @@ async def test_a_restart_that_cannot_load_fails_what_waits_and_is_tried_again(
 
 
 async def test_close_leaves_no_process_and_settles_what_runs(smollm2: Path, vocab: Vocab) -> None:
-    engine = await Engine.start(ModelSpec(str(smollm2), context_length=2048))
+    engine = await Engine.start(EngineConfig(str(smollm2), context_length=2048))
     model = Model(engine, vocab)
     generation = engine.generate(model.job(LONG))
     pid = engine.pid
@@ -113,7 +113,7 @@ async def test_a_file_that_is_no_model_is_an_engine_error(tmp_path: Path) -> Non
     broken.write_bytes(b"GGUF" + bytes(100))
     for path in (broken, tmp_path / "missing.gguf"):
         with pytest.raises(EngineError) as caught:
-            await Engine.start(ModelSpec(str(path)))
+            await Engine.start(EngineConfig(str(path)))
         assert "secret" not in caught.value.reason and "missing" not in caught.value.reason
     with pytest.raises(EngineError):
         Vocab.load(str(broken))
@@ -130,13 +130,13 @@ async def test_the_worker_imports_nothing_of_the_web() -> None:
 
 
 def test_the_abort_flag_stops_a_decode_and_memory_is_as_before(smollm2: Path) -> None:
-    model = llama.Model(str(smollm2), repack=False)
+    model = llama.LlamaModel(str(smollm2), repack=False)
     context = llama.Context(model, cells=512, sequences=1, batch=256, threads=1)
     batch = llama.Batch(256)
     batch.token[:], batch.position[:] = 100, range(256)
     batch.output[-1] = 1
     assert context.decode(batch, 4) == llama.OK
-    context.remove(0)
+    context.seq_rm(0)
     context.abort()
     assert context.decode(batch, 256) == llama.ABORTED
     assert context.last_position(0) == -1

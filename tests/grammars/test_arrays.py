@@ -34,7 +34,7 @@ from .walks import accepts, compact
 )
 def test_exactly_the_valid_arrays(schema: dict[str, Any]) -> None:
     compiled = compile_schema({"type": "array", **schema})
-    assert not compiled.checks
+    assert not compiled.unchecked
     values = [list(items) for size in range(4) for items in product([1, 2, "a"], repeat=size)]
     expected = []
     for value in values:
@@ -59,11 +59,11 @@ def test_items_as_a_list_are_the_older_drafts() -> None:
 
 def test_unique_items_of_many_values_are_a_check() -> None:
     compiled = compile_schema({"type": "array", "items": {"type": "integer"}, "uniqueItems": True})
-    assert [check.keyword for check in compiled.checks] == ["uniqueItems"]
+    assert [check.keyword for check in compiled.unchecked] == ["uniqueItems"]
 
 
 def test_unique_items_of_too_many_orders_load_as_a_check(judge: Judge) -> None:
     values = [f"item {n}" for n in range(16)]
     compiled = compile_schema({"type": "array", "items": {"enum": values}, "uniqueItems": True})
-    assert [check.keyword for check in compiled.checks] == ["uniqueItems"]
+    assert [check.keyword for check in compiled.unchecked] == ["uniqueItems"]
     assert judge.accepts(compiled.gbnf, compact(values), compact([*values, "item 16"])) == [True, False]

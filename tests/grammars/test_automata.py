@@ -18,7 +18,6 @@ from grammars.automata import (
     Row,
     after,
     any_string,
-    canonical,
     char_set,
     characters,
     complement,
@@ -26,8 +25,9 @@ from grammars.automata import (
     difference,
     intersect,
     invert,
-    joint,
     literal,
+    minimize,
+    product_states,
     repeat,
     strings,
     union,
@@ -104,7 +104,7 @@ def test_equal_languages_are_equal_objects_whatever_they_were_built_from(seed: i
                     row.append((ord(char), ord(char), name[target, rnd.randrange(copies)]))
             rows[number] = tuple(row)
         good = {name[state, twin] for state in ends for twin in range(copies)}
-        return canonical(name[0, 0], good.__contains__, rows)
+        return minimize(name[0, 0], good.__contains__, rows)
 
     one = build(1, list(range(size)))
     for copies in (1, 2, 3):
@@ -164,7 +164,7 @@ def test_too_many_states_are_an_error_that_names_the_limit() -> None:
 
 def test_joint_states_part_all_texts() -> None:
     machines = [strings(["a", "ab"]), repeat(literal("b"), 0, None)]
-    parts = joint(machines)
+    parts = product_states(machines)
     for word in WORDS:
         assert sum(prefix.accepts(word) for _, prefix in parts) == 1
 
@@ -198,6 +198,6 @@ def test_long_cycles_are_merged_in_time_nearly_linear() -> None:
         assert union(loop, repeat(literal(cycle), 0, 1)) == loop
     rows = tuple([((97, 97, (state + 1) % 3000),) for state in range(3000)])
     began = time.process_time()
-    assert len(canonical(0, lambda state: state % 3 != 1, rows)) == 3
-    assert len(canonical(0, lambda state: state != 2500, rows)) == 3000
+    assert len(minimize(0, lambda state: state % 3 != 1, rows)) == 3
+    assert len(minimize(0, lambda state: state != 2500, rows)) == 3000
     assert time.process_time() - began < 3

@@ -135,7 +135,7 @@ def test_unions_of_objects_told_apart_by_a_constant() -> None:
         }
 
     compiled = compile_schema({"oneOf": [branch("a", "x"), branch("b", "y")]})
-    assert not compiled.checks
+    assert not compiled.unchecked
     assert accepts(compiled, {"kind": "a", "x": 1}, {"kind": "b", "y": 1}, {"kind": "a", "y": 1}) == [True, True, False]
 
 
@@ -146,7 +146,7 @@ def test_one_of_excludes_what_two_branches_share() -> None:
         "oneOf": [{"required": ["a"]}, {"required": ["b"]}],
     }
     compiled = compile_schema(schema)
-    assert not compiled.checks
+    assert not compiled.unchecked
     assert accepts(compiled, {"a": 1}, {"b": 1}, {"a": 1, "b": 1}, {}) == [True, True, False, False]
 
 
@@ -160,7 +160,7 @@ def test_conditions() -> None:
         "else": {"properties": {"code": {"pattern": "^[0-9]{4}[A-Z]{2}$"}}},
     }
     compiled = compile_schema(schema)
-    assert not compiled.checks
+    assert not compiled.unchecked
     values = [("US", "12345"), ("US", "1234AB"), ("NL", "1234AB"), ("NL", "12345")]
     assert accepts(compiled, *({"country": c, "code": p} for c, p in values)) == [True, False, True, False]
 
@@ -170,6 +170,6 @@ def test_too_many_states_load_as_a_check(judge: Judge) -> None:
     needs = {name: [names[n - 20]] for n, name in enumerate(names) if n >= 20}
     properties = {name: {"type": "integer"} for name in names}
     compiled = compile_schema({"type": "object", "properties": properties, "dependentRequired": needs})
-    assert "dependentRequired" in [check.keyword for check in compiled.checks]
+    assert "dependentRequired" in [check.keyword for check in compiled.unchecked]
     whole = dict.fromkeys(names, 1)
     assert judge.accepts(compiled.gbnf, compact(whole), compact(whole | {"name0": "1"})) == [True, False]

@@ -18,7 +18,7 @@ def test_the_example_runs(examples: tuple[Block, ...], judge: Judge) -> None:
     names: dict[str, Any] = {"__name__": "example"}
     assert printed(example.text, names) == ""
     compiled = names["compiled"]
-    assert isinstance(compiled, Compiled) and compiled.checks == ()
+    assert isinstance(compiled, Compiled) and compiled.unchecked == ()
     assert judge.accepts(compiled.gbnf, '{"day":"2024-02-29"}', '{"day":"2023-02-29"}') == [True, False]
     with pytest.raises(InvalidInstance):
         compiled.validate({"day": "2023-02-29"})

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from grammars import Elements, UnsupportedSchema, compile_schema
+from grammars import TaggedSyntax, UnsupportedSchema, compile_schema
 from grammars.gbnf import read
 from grammars.matcher import Matcher
 
@@ -26,7 +26,7 @@ _TOOL = {
     "required": ["city", "days"],
     "additionalProperties": False,
 }
-_ELEMENTS = Elements("<parameter=", ">\n", "\n</parameter>\n")
+_ELEMENTS = TaggedSyntax("<parameter=", ">\n", "\n</parameter>\n")
 
 
 def _element(name: str, text: str) -> str:
@@ -110,10 +110,10 @@ def test_raw_text_never_holds_its_closing_marker() -> None:
 
 
 def test_elements_may_tell_the_type() -> None:
-    typed = Elements("<p n=", ">", "</p>", (("string", " s=1>"), ("other", " s=0>")))
+    typed = TaggedSyntax("<p n=", ">", "</p>", (("string", " s=1>"), ("other", " s=0>")))
     compiled = compile_schema({"properties": {"a": {"type": ["string", "integer"]}}, "required": ["a"]}, spelling=typed)
     start = Matcher(read(compiled.gbnf))
-    assert not compiled.checks
+    assert not compiled.unchecked
     for text, expected in (("<p n=a s=1>x</p>", True), ("<p n=a s=0>5</p>", True), ("<p n=a s=0>x</p>", False)):
         here = start.copy()
         assert (here.accept(text) and here.accepting) is expected
@@ -121,7 +121,7 @@ def test_elements_may_tell_the_type() -> None:
 
 def test_what_looks_alike_is_a_check() -> None:
     compiled = compile_schema({"properties": {"a": {"type": ["string", "integer"]}}}, spelling=_ELEMENTS)
-    assert [check.keyword for check in compiled.checks] == ["type"]
+    assert [check.keyword for check in compiled.unchecked] == ["type"]
 
 
 def test_a_name_that_the_syntax_cannot_spell_is_refused() -> None:

@@ -13,8 +13,18 @@ from grammars.gbnf import read
 from grammars.limits import LimitExceeded
 from grammars.matcher import Matcher
 from grammars.pattern import pattern_dfa
-from grammars.rules import Grammar, Lit, Ref, cleaned, gbnf
-from grammars.strings import JSON, PYTHON_DOUBLE, PYTHON_SINGLE, RAW, Spelling, Strings, bounded, up_to, without
+from grammars.rules import Grammar, Lit, Ref, gbnf, prune
+from grammars.strings import (
+    JSON,
+    PYTHON_DOUBLE,
+    PYTHON_SINGLE,
+    RAW,
+    StringEscapes,
+    StringRules,
+    bounded,
+    up_to,
+    without,
+)
 
 from .judge import Judge
 
@@ -43,9 +53,9 @@ PATTERNS = [
 ]
 
 
-def grammar(dfa: DFA, spelling: Spelling = JSON, least: int = 0, most: int | None = None) -> Grammar:
+def grammar(dfa: DFA, spelling: StringEscapes = JSON, least: int = 0, most: int | None = None) -> Grammar:
     out = Grammar()
-    out.define("root", (Strings(out, spelling).write(dfa, least, most),))
+    out.define("root", (StringRules(out, spelling).write(dfa, least, most),))
     return out
 
 
@@ -148,14 +158,14 @@ def test_one_stack_lives_after_every_character_of_a_deterministic_language() -> 
 
 def test_equal_languages_share_their_rules() -> None:
     out = Grammar()
-    writer = Strings(out)
+    writer = StringRules(out)
     first = writer.write(pattern_dfa("^(a|b)+c?$"))
     count = len(out.rules)
     assert writer.write(pattern_dfa("^[ab][ab]*c?$")) == first and len(out.rules) == count
 
 
 @pytest.mark.parametrize("spelling", [PYTHON_SINGLE, PYTHON_DOUBLE], ids=["single", "double"])
-def test_python_literals_evaluate_to_the_texts(spelling: Spelling, judge: Judge) -> None:
+def test_python_literals_evaluate_to_the_texts(spelling: StringEscapes, judge: Judge) -> None:
     dfa = pattern_dfa("^[^x]{1,9}$")
     text = gbnf(grammar(dfa, spelling).rules)
     for value, good in [('it\'s "q"', True), ("a\\b\n\t\x00é", True), ("x", False), ("", False)]:
@@ -192,7 +202,7 @@ def test_every_text_but_some_names(judge: Judge) -> None:
     ("pattern", "least", "most"), [("^abc[a-z]*$", 0, 2), ("^(abc|abd)x?$", 0, 2), ("^a?$", 2, None), ("^a$", 3, 2)]
 )
 def test_no_text_at_all_makes_an_unsatisfiable_grammar(pattern: str, least: int, most: int | None) -> None:
-    assert not cleaned(grammar(pattern_dfa(pattern), JSON, least, most).rules)[1]
+    assert not prune(grammar(pattern_dfa(pattern), JSON, least, most).rules)[1]
     schema = {"type": "string", "pattern": pattern, "minLength": least} | ({} if most is None else {"maxLength": most})
     assert not compile_schema(schema).satisfiable
     open_ = compile_schema({"type": "object", "properties": {"a": schema}, "additionalProperties": False})
@@ -202,7 +212,7 @@ def test_no_text_at_all_makes_an_unsatisfiable_grammar(pattern: str, least: int,
 
 
 def test_what_cannot_be_written_is_said() -> None:
-    assert not cleaned(grammar(EMPTY).rules)[1]
+    assert not prune(grammar(EMPTY).rules)[1]
     with pytest.raises(LimitExceeded) as caught:
         bounded(pattern_dfa("^(?:ab|c)*$"), 0, 30_000)
     assert caught.value.limit == "states"

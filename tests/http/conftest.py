@@ -17,7 +17,7 @@ from fastapi import FastAPI
 
 from server.app import create_app
 from server.chat import HelperPool
-from server.config import Config, ConnectionConfig, ServerConfig
+from server.config import Config, ModelConfig, ServerConfig
 from server.runtime import Runtime
 from server.state import TokenStore, owner_token
 from tests.runtime.doubles import World
@@ -116,7 +116,7 @@ async def events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
 
 
 @contextlib.asynccontextmanager
-async def serving(directory: Path, connection: ConnectionConfig) -> AsyncIterator[tuple[httpx.AsyncClient, Runtime]]:
+async def serving(directory: Path, connection: ModelConfig) -> AsyncIterator[tuple[httpx.AsyncClient, Runtime]]:
     """A server with a real engine, and a client that may generate."""
     tokens = TokenStore(directory)
     token = tokens.create("test", consent="always")

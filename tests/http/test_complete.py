@@ -18,9 +18,9 @@ import httpx
 import pytest
 from jsonschema import Draft202012Validator
 
-from server.chat import Conversation
+from server.chat import PromptRequest
 from server.chat.events import BlockDelta, BlockEnd, BlockStart, Refusal
-from server.config import ConnectionConfig, Limits, Restrictions, Route, ServerConfig, Source, Support
+from server.config import CapabilityLimits, Limits, ModelConfig, ModelLimitsConfig, ModelSource, Route, ServerConfig
 from server.engine.params import Sampling
 from server.http.complete import STATUS
 from server.wire.message_schema import MESSAGE_SCHEMA
@@ -108,7 +108,7 @@ async def test_a_loop_of_calls(site: Site) -> None:
     value = await answer(site, HELLO, first, {"role": "tool", "content": results}, **TOOLS, diagnostics=True)
     conversation = site.world.chat.conversations[-1]
     assert conversation.messages[2] == Message("toolResult", (TextPart('{"seen": true}'),), id, "look", True)
-    assert conversation.turns == {1: array("i", [1, 2, 3])}
+    assert conversation.kept_tokens == {1: array("i", [1, 2, 3])}
     assert value["diagnostics"]["cache"]["continuations_given"] == 1
     assert value["diagnostics"]["cache"]["continuations_replayed"] == 1
 
@@ -334,11 +334,11 @@ async def test_a_client_that_is_gone_has_given_it_up(site: Site) -> None:
 
 @asynccontextmanager
 async def routed(directory: Path) -> AsyncIterator[Site]:
-    source = Source(path=directory / "model.gguf")
+    source = ModelSource(path=directory / "model.gguf")
     connections = (
-        ConnectionConfig("plain", "Plain", "plain-1", source, capabilities=Restrictions(json=False, tools=False)),
-        ConnectionConfig("able", "Able", "able-1", source),
-        ConnectionConfig("quick", "Quick", "quick-1", source),
+        ModelConfig("plain", "Plain", "plain-1", source, capabilities=CapabilityLimits(json=False, tools=False)),
+        ModelConfig("able", "Able", "able-1", source),
+        ModelConfig("quick", "Quick", "quick-1", source),
     )
     routes = {Route("chat", None): "able", Route("chat", "quick"): "quick", Route(None, "slow"): "plain"}
     async with site_of(directory, connections=connections, routes=routes) as site:
@@ -412,8 +412,8 @@ async def test_images_are_what_the_connection_says(site: Site) -> None:
 
 
 async def test_tools_need_a_connection_that_takes_them(tmp_path: Path) -> None:
-    source = Source(path=tmp_path / "model.gguf")
-    one = ConnectionConfig("a", "A", "a", source, capabilities=Restrictions(json=False, tools=False))
+    source = ModelSource(path=tmp_path / "model.gguf")
+    one = ModelConfig("a", "A", "a", source, capabilities=CapabilityLimits(json=False, tools=False))
     async with site_of(tmp_path, connections=(one,)) as site:
         for members in (
             {"tools": [LOOK]},
@@ -436,8 +436,8 @@ async def test_structured_output(site: Site) -> None:
     wanted = {"responseFormat": {"type": "json_schema", "schema": schema}, "constraints": declared}
     await answer(site, **wanted, said=("[1]",))
     json_object, json_schema = site.world.chat.conversations
-    assert (json_object.format, json_object.schema) == ("json", None)
-    assert (json_schema.format, json_schema.schema) == ("text", schema)
+    assert (json_object.format, json_object.response_schema) == ("json", None)
+    assert (json_schema.format, json_schema.response_schema) == ("text", schema)
     call = asyncio.create_task(post(site, **wanted))
     run = await site.world.engine.run(2)
     run.say("no json")
@@ -449,14 +449,14 @@ async def test_structured_output(site: Site) -> None:
 
 
 async def test_policy_is_the_connections_alone(tmp_path: Path) -> None:
-    one = ConnectionConfig(
+    one = ModelConfig(
         "a",
         "A",
         "a",
-        Source(path=tmp_path / "model.gguf"),
+        ModelSource(path=tmp_path / "model.gguf"),
         reasoning_effort="ultra",
         temperature=1.9,
-        supports=Support(temperature_max=1.0, max_output_tokens=40),
+        supports=ModelLimitsConfig(temperature_max=1.0, max_output_tokens=40),
     )
     async with site_of(tmp_path, connections=(one,)) as site:
         chat = site.world.chat
@@ -480,11 +480,11 @@ async def test_a_continuation_comes_back_as_the_tokens_it_was(site: Site) -> Non
     first = (await answer(site, tokens=(3, 1, 2)))["message"]
     stored = json.loads(json.dumps(first, sort_keys=True, indent=1))
     await answer(site, HELLO, stored, HELLO)
-    assert site.world.chat.conversations[-1].turns == {1: array("i", [3, 1, 2])}
+    assert site.world.chat.conversations[-1].kept_tokens == {1: array("i", [3, 1, 2])}
     # Text in pieces is the same text.
     pieces = {**first, "content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]}
     await answer(site, HELLO, pieces, HELLO)
-    assert site.world.chat.conversations[-1].turns == {1: array("i", [3, 1, 2])}
+    assert site.world.chat.conversations[-1].kept_tokens == {1: array("i", [3, 1, 2])}
 
 
 async def test_a_tampered_one_is_refused_and_never_shown(site: Site, caplog: pytest.LogCaptureFixture) -> None:
@@ -511,7 +511,7 @@ async def test_another_key_is_a_new_context(site: Site) -> None:
     first = (await answer(site))["message"]
     for change in ({"compatibility_key": "other"}, {"format": "llama.tokens.v2"}):
         await answer(site, HELLO, with_payload(first, **change), HELLO)
-        assert site.world.chat.conversations[-1].turns == {}
+        assert site.world.chat.conversations[-1].kept_tokens == {}
     chat = site.world.chat
     changes: list[Any] = [
         lambda: setattr(chat, "capabilities", replace(chat.capabilities, fingerprint="other template")),
@@ -522,7 +522,7 @@ async def test_another_key_is_a_new_context(site: Site) -> None:
         change()
         site.world.runtime.connections[0].expire()
         second = (await answer(site, HELLO, first, HELLO))["message"]
-        assert chat.conversations[-1].turns == {}
+        assert chat.conversations[-1].kept_tokens == {}
         assert second["continuation"]["compatibility_key"] != first["continuation"]["compatibility_key"]
 
 
@@ -532,8 +532,8 @@ async def test_it_holds_as_long_as_the_servers_secret(tmp_path: Path) -> None:
     for secret, kept in ((b"one", 1), (b"two", 0)):
         async with site_of(tmp_path / "again", file=tmp_path / "model.gguf", secret=secret) as site:
             await answer(site, HELLO, first, HELLO)
-            conversation: Conversation = site.world.chat.conversations[-1]
-            assert len(conversation.turns) == kept
+            conversation: PromptRequest = site.world.chat.conversations[-1]
+            assert len(conversation.kept_tokens) == kept
         (tmp_path / "again" / "state" / "tokens.json").unlink()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from server.chat.events import BlockDelta, BlockEnd, BlockStart
-from server.config import ConnectionConfig, Source, load_config
+from server.config import ModelConfig, ModelSource, load_config
 from server.http.complete import STATUS
 from tests.conftest import ROOT
 from tests.http.conftest import site_of
@@ -28,7 +28,7 @@ PRINTED = ["Hello. stop\n", "22 degrees.\n1\n", '{"name":"Ann"}\n']
 
 @runs("One request, one response", 1, 2, 3)
 async def test_the_examples_run(examples: tuple[Block, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    connection = ConnectionConfig("smollm2", "SmolLM2", "SmolLM2", Source(path=tmp_path / "model.gguf"))
+    connection = ModelConfig("smollm2", "SmolLM2", "SmolLM2", ModelSource(path=tmp_path / "model.gguf"))
     async with site_of(tmp_path, connections=(connection,)) as site:
         monkeypatch.setenv("TOKEN", site.client.headers["authorization"].removeprefix("Bearer "))
         site.world.chat.script["call"] = [
@@ -52,8 +52,8 @@ async def test_the_examples_run(examples: tuple[Block, ...], tmp_path: Path, mon
                 (await started).done(tokens=(1, 2, 3))
             assert await task == expected
         second = site.world.chat.conversations[2]
-        assert [*second.turns] == [1] and second.messages[2].tool_name == "get_weather"
-        assert site.world.chat.conversations[3].schema == names["schema"]
+        assert [*second.kept_tokens] == [1] and second.messages[2].tool_name == "get_weather"
+        assert site.world.chat.conversations[3].response_schema == names["schema"]
 
 
 @runs("One request, one response", 4)

@@ -18,9 +18,9 @@ import pytest
 import pytest_asyncio
 
 from server.chat import HelperPool, make_parser
-from server.config import ConnectionConfig, Source
-from server.engine import Done, Engine, Text, Vocab, llama
-from server.engine.messages import Event, Job, Segment
+from server.config import ModelConfig, ModelSource
+from server.engine import Engine, Finished, TextChunk, Vocab, llama
+from server.engine.messages import EngineRequest, Event, Segment
 from tests.chat.standin import write_model
 from tests.http.conftest import serving, site_of
 
@@ -58,8 +58,8 @@ class House:
 
     def __init__(self, client: httpx.AsyncClient, runtime: Any) -> None:
         self.client, self.runtime = client, runtime
-        self.jobs: list[Job] = []
-        self.ends: list[Done] = []
+        self.jobs: list[EngineRequest] = []
+        self.ends: list[Finished] = []
 
     async def complete(self, *messages: dict[str, Any], status: int = 200, **fields: Any) -> dict[str, Any]:
         body = {"messages": [*messages], "constraints": DECLARED, "diagnostics": True, **fields}
@@ -71,11 +71,11 @@ class House:
         engine = self.runtime.connections[0].loaded
         generate = engine.generate
 
-        async def watched(job: Job) -> AsyncIterator[Event]:
+        async def watched(job: EngineRequest) -> AsyncIterator[Event]:
             self.jobs.append(job)
             async with aclosing(generate(job)) as events:
                 async for event in events:
-                    if isinstance(event, Done):
+                    if isinstance(event, Finished):
                         self.ends.append(event)
                     yield event
 
@@ -84,8 +84,8 @@ class House:
 
 @asynccontextmanager
 async def house_of(directory: Path, model: Path, **settings: Any) -> AsyncIterator[House]:
-    connection = ConnectionConfig(
-        "one", "One", "one", Source(path=model), context_length=4096, slots=4, temperature=0, **settings
+    connection = ModelConfig(
+        "one", "One", "one", ModelSource(path=model), context_length=4096, slots=4, temperature=0, **settings
     )
     async with serving(directory, connection) as (client, runtime):
         house = House(client, runtime)
@@ -112,15 +112,15 @@ async def loop(house: House, rules: str, **fields: Any) -> tuple[list[dict[str, 
     return [*asked, first["message"], result_of(first["message"])], first
 
 
-async def alone(house: House, job: Job) -> Done:
+async def alone(house: House, job: EngineRequest) -> Finished:
     """The same job without anything cached: one context that holds the whole conversation."""
     scope = f"alone {time.monotonic_ns()}"
     engine = house.runtime.connections[0].loaded
-    async for event in engine.generate(replace(job, id=10**9, scope=scope, deadline=time.monotonic() + 300)):
-        if isinstance(event, Done):
+    async for event in engine.generate(replace(job, id=10**9, cache_salt=scope, deadline=time.monotonic() + 300)):
+        if isinstance(event, Finished):
             assert event.cache_read_tokens == 0
             return event
-        assert isinstance(event, Text), event
+        assert isinstance(event, TextChunk), event
     raise AssertionError
 
 
@@ -184,7 +184,7 @@ class Context:
     """llama.cpp's own, that is never left: one sequence, fed what it is told."""
 
     def __init__(self, path: Path) -> None:
-        self.model = llama.Model(str(path), repack=Engine._repack)
+        self.model = llama.LlamaModel(str(path), repack=Engine._repack)
         self.context = llama.Context(self.model, cells=1024, sequences=1, batch=512, threads=1)
         self.batch = llama.Batch(512)
         self.past = 0
@@ -255,8 +255,8 @@ CALLED = '<tool_call>\n{"name": "look", "arguments": {"what": "tides"}}\n</tool_
 async def test_models_keep_their_reasoning_between_calls(sdist: Path, smollm2: Path, tmp_path: Path) -> None:
     """Qwen3's template and format, and an engine that says what such a model says."""
     template = (sdist / "vendor/llama.cpp/models/templates/Qwen-Qwen3-0.6B.jinja").read_text()
-    connection = ConnectionConfig(
-        "one", "One", "one", Source(path=smollm2), template=template, reasoning_continuation="required"
+    connection = ModelConfig(
+        "one", "One", "one", ModelSource(path=smollm2), template=template, reasoning_continuation="required"
     )
     vocab, helpers = Vocab.load(str(smollm2)), HelperPool(size=1)
     said = vocab.tokenize([Segment(THOUGHT + CALLED, control=False)], begins=False, follows=True)

@@ -21,12 +21,12 @@ import pytest_asyncio
 
 from server.app import create_app
 from server.chat import HelperPool
-from server.chat.format import Format
+from server.chat.format import ChatFormat
 from server.chat.formats import FORMATS, GENERIC
-from server.chat.prepare import Model
-from server.chat.spell import spell
-from server.chat.text import Text, control, join
-from server.config import Config, ConnectionConfig, ServerConfig, Source
+from server.chat.prepare import PromptBuilder
+from server.chat.spell import render_tool_calls
+from server.chat.text import ProvenanceStr, from_template, join
+from server.config import Config, ModelConfig, ModelSource, ServerConfig
 from server.engine import Vocab
 from server.state import TokenStore
 from tests.chat.standin import control_texts, write_model
@@ -105,7 +105,7 @@ and blocks that interleave, for a model has one output. Both are tested where a 
 class House:
     """A server with one model of one format."""
 
-    format: Format
+    format: ChatFormat
     vocab: Vocab
     client: httpx.AsyncClient
     director: Director
@@ -142,35 +142,37 @@ class House:
 class Answer:
     """Writes one turn as the model would that reads this prompt."""
 
-    def __init__(self, format: Format, prompt: str, run: Run) -> None:
+    def __init__(self, format: ChatFormat, prompt: str, run: Run) -> None:
         self.format, self.run = format, run
         end = prompt.rstrip()
         self._between = ""
-        self._thinks = format.thinking is not None and end.endswith(format.thinking.open.strip())
-        self._lead = format.lead if format.lead and end.endswith(format.lead) else ""
+        self._thinks = format.reasoning_tags is not None and end.endswith(format.reasoning_tags.open.strip())
+        self._lead = format.prompt_opening if format.prompt_opening and end.endswith(format.prompt_opening) else ""
 
     def think(self, text: str) -> None:
         """Thinking stands first: in the prompt it may have begun."""
-        frame = self.format.thinking
+        frame = self.format.reasoning_tags
         assert frame is not None
-        self._say(join(["" if self._thinks else control(frame.open), Text(text), control(frame.close)]))
+        self._say(
+            join(["" if self._thinks else from_template(frame.open), ProvenanceStr(text), from_template(frame.close)])
+        )
         self._thinks = False
 
     def answer(self, text: str) -> None:
         self._end_thinking()
-        frame = self.format.text[0] if self.format.text else None
+        frame = self.format.answer_tags[0] if self.format.answer_tags else None
         if frame is None:
-            self._say(Text(text))
+            self._say(ProvenanceStr(text))
         elif frame.json:
-            self._say(join([control(frame.open), Text(f'"{text}"'), control(frame.close)]))
+            self._say(join([from_template(frame.open), ProvenanceStr(f'"{text}"'), from_template(frame.close)]))
         else:
-            self._say(join([control(frame.open), Text(text), control(frame.close)]))
+            self._say(join([from_template(frame.open), ProvenanceStr(text), from_template(frame.close)]))
 
     def call(self, *calls: Call) -> None:
         self._end_thinking()
         given = [(name, self._id(index), arguments) for index, (name, arguments) in enumerate(calls)]
-        self._say(spell(self.format.calls[0], given))
-        if self.format.framed:
+        self._say(render_tool_calls(self.format.calls[0], given))
+        if self.format.always_tagged:
             self._between = self.format.calls[0].between
 
     def _id(self, index: int) -> str:
@@ -180,11 +182,11 @@ class Answer:
         if self._thinks:
             self.think("")
 
-    def _say(self, text: Text) -> None:
+    def _say(self, text: ProvenanceStr) -> None:
         if self._lead:
             text, self._lead = text.removeprefix(self._lead), ""
-        self.run.say(control(self._between), text)
-        self._between = self.format.next
+        self.run.say(from_template(self._between), text)
+        self._between = self.format.separator
 
 
 @pytest.fixture(scope="module")
@@ -230,8 +232,8 @@ async def house(
         template=source,
     )
     vocab = Vocab.load(str(directory / "m.gguf"))
-    model = ConnectionConfig(
-        name, name, name, Source(path=directory / "m.gguf"), context_length=4096, slots=2, threads=1
+    model = ModelConfig(
+        name, name, name, ModelSource(path=directory / "m.gguf"), context_length=4096, slots=2, threads=1
     )
     tokens = TokenStore(directory)
     token = tokens.create("test", consent="always")
@@ -245,7 +247,7 @@ async def house(
         ):
             selected = await client.post("/nap/llm", json={"type": "llm.select", "id": "s"})
             handle = selected.json()["model"]["handle"]
-            yield House(Model(vocab).format, vocab, client, director, handle)
+            yield House(PromptBuilder(vocab).format, vocab, client, director, handle)
 
 
 def parts(result: dict[str, Any]) -> list[Part]:
@@ -310,7 +312,7 @@ async def test_two_calls(house: House) -> None:
 @pytest.mark.parametrize("choice", ["auto", "required"])
 async def test_thinking_before_a_call(house: House, choice: str) -> None:
     if house.cannot("thinking"):
-        assert house.format.thinking is None
+        assert house.format.reasoning_tags is None
         return
     async with house.asking(toolChoice=choice) as (answer, task):
         answer.think("Where to? Oslo it is.")
@@ -320,7 +322,7 @@ async def test_thinking_before_a_call(house: House, choice: str) -> None:
         await obeyed(answer)
     assert parts(result) == [("thinking", "Where to? Oslo it is."), *called(OSLO)]
     # White space behind the opening marker counts as thinking.
-    thinking = house.format.thinking
+    thinking = house.format.reasoning_tags
     assert thinking is not None
     space = thinking.open.removeprefix(thinking.open.rstrip())
     tokens = house.vocab.continuation(f"{space}Where to? Oslo it is.".encode())
@@ -329,7 +331,7 @@ async def test_thinking_before_a_call(house: House, choice: str) -> None:
 
 async def test_thinking_before_an_answer(house: House) -> None:
     if house.cannot("thinking"):
-        assert house.format.thinking is None
+        assert house.format.reasoning_tags is None
         return
     async with house.asking(tools=[]) as (answer, task):
         answer.think("They ask for a trip.")
@@ -361,7 +363,7 @@ async def test_a_turn_ends_with_its_calls(house: House) -> None:
         answer.run.done()
         _, result = await task
         over = await answer.run.over
-    further = house.format.framed
+    further = house.format.always_tagged
     assert parts(result) == [*called(OSLO), *([("text", "Booked.")] if further else [])]
     assert result["result"]["finish"] == "toolUse" and ("Booked." in over.unsaid) != further
 
@@ -404,7 +406,7 @@ async def test_a_call_that_is_cut_off(house: House, choice: str) -> None:
 
 @pytest.mark.parametrize("which", ["call", "call's end", "thinking", "thinking's end"])
 async def test_a_marker_within_a_string(house: House, which: str) -> None:
-    calls, thinking = house.format.calls[0], house.format.thinking
+    calls, thinking = house.format.calls[0], house.format.reasoning_tags
     ending = str(calls.call[-1]) if isinstance(calls.call[-1], str) else calls.end
     marker = {
         "call": calls.marker,

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import pytest_asyncio
 
-from server.config import ConnectionConfig, Source
+from server.config import ModelConfig, ModelSource
 from tests.conftest import ROOT
 from tests.http.test_real import TOOL, House, housing
 
@@ -24,8 +24,8 @@ async def house(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, smollm2: Path
 ) -> AsyncIterator[House]:
     template = (ROOT / f"benchmarks/templates/{request.param}.jinja").read_text(encoding="utf-8")
-    connection = ConnectionConfig(
-        "native", "Native", "native", Source(path=smollm2), context_length=2048, threads=1, template=template
+    connection = ModelConfig(
+        "native", "Native", "native", ModelSource(path=smollm2), context_length=2048, threads=1, template=template
     )
     async with housing(tmp_path_factory.mktemp("state"), connection) as house:
         yield house

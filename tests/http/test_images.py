@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from server.app import create_app
-from server.config import Config, ConnectionConfig, Limits, Restrictions, ServerConfig, Source
+from server.config import CapabilityLimits, Config, Limits, ModelConfig, ModelSource, ServerConfig
 from server.state import TokenStore, owner_token
 from tests.chat.standin import WIDTH
 from tests.chat.test_images import HOSTILE
@@ -89,17 +89,17 @@ async def house(tmp_path_factory: pytest.TempPathFactory, seers: dict[str, Seer]
     deaf = directory / "listener.gguf"
     write_listener(deaf, WIDTH)
 
-    def connection(key: str, seer: Seer, projector: Path | None = None, **more: Any) -> ConnectionConfig:
-        mmproj = Source(path=projector or seer.projector)
-        return ConnectionConfig(
-            key, key, key, Source(path=seer.model), mmproj, context_length=1024, slots=2, threads=1, **more
+    def connection(key: str, seer: Seer, projector: Path | None = None, **more: Any) -> ModelConfig:
+        mmproj = ModelSource(path=projector or seer.projector)
+        return ModelConfig(
+            key, key, key, ModelSource(path=seer.model), mmproj, context_length=1024, slots=2, threads=1, **more
         )
 
     connections = [connection(kind, seers[kind]) for kind in KINDS]
     connections += [
         connection("hermes", hermes),
         connection("listener", seers["mlp"], deaf),
-        connection("kept", seers["mlp"], capabilities=Restrictions(images=False)),
+        connection("kept", seers["mlp"], capabilities=CapabilityLimits(images=False)),
     ]
     tokens = TokenStore(directory / "state")
     token, asking = tokens.create("test", consent="always"), tokens.create("asking")

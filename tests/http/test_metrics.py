@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.config import ConnectionConfig, Limits, ServerConfig, Source
+from server.config import Limits, ModelConfig, ModelSource, ServerConfig
 from server.engine import EngineError
 from server.engine.device import Gpu
 from server.http.metrics import exposition
@@ -127,8 +127,8 @@ async def test_what_engines_did_outlives_them(site: Site) -> None:
     await site.owner.post("/owner/models/first/load")
     counts = site.world.engine.counts
     counts.prompt_tokens, counts.cache_read_tokens, counts.cache_hits, counts.finished = 30, 20, 1, 2
-    counts.output_tokens, counts.forced_tokens, counts.restarts, counts.hangs = 12, 5, 3, 1
-    counts.drafted_tokens, counts.confirmed_tokens = 9, 4
+    counts.output_tokens, counts.jump_forward_tokens, counts.restarts, counts.hangs = 12, 5, 3, 1
+    counts.draft_tokens, counts.accepted_tokens = 9, 4
     counts.gaps.observe(0.004, 9)
     expected = {
         "jobs_finished_total": 2,
@@ -163,7 +163,7 @@ async def test_failed_loads(site: Site) -> None:
 
 
 async def test_gpus_and_odd_names(tmp_path: Path) -> None:
-    odd = ConnectionConfig(key="odd-key_1", name='"\\\n', model="m", source=Source(path=tmp_path / "model.gguf"))
+    odd = ModelConfig(key="odd-key_1", name='"\\\n', model="m", source=ModelSource(path=tmp_path / "model.gguf"))
     async with site_of(tmp_path, connections=(odd,)) as site:
         devices = (Gpu('Card "A"\\\n1', 80 << 30, 3 << 30), Gpu("B", 2, 1))
         seen = parse(exposition(site.world.runtime, devices))

@@ -14,7 +14,7 @@ import pytest
 
 from server.config import ServerConfig
 from server.http import owner
-from server.http.owner import Owner
+from server.http.owner import OwnerApi
 from tests.http.conftest import Site, events, names, site_of
 
 ASK = {"consent": "ask"}
@@ -71,7 +71,7 @@ async def test_only_the_owners_token_opens_it(site: Site) -> None:
 async def test_only_from_loopback_and_named_networks(tmp_path: Path) -> None:
     server = ServerConfig(owner_from=(ipaddress.ip_network("172.17.0.0/16"),))
     async with site_of(tmp_path, server) as site:
-        api = Owner(site.world.runtime, site.tokens, "secret")
+        api = OwnerApi(site.world.runtime, site.tokens, "secret")
         inside = ("127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1", "172.17.3.4", "::ffff:172.17.0.9")
         outside = ("172.18.0.1", "10.0.0.1", "::2", "::ffff:10.0.0.1", "nonsense")
         for address in inside + outside:

@@ -70,7 +70,7 @@ async def race_all(site: Site) -> None:
                     received.append(following.result())
 
         reading = asyncio.create_task(read())
-        while (run := next((r for r in world.engine.runs if scopes[r.job.scope] == endpoint), None)) is None:
+        while (run := next((r for r in world.engine.runs if scopes[r.job.cache_salt] == endpoint), None)) is None:
             await asyncio.sleep(0)
         run.say("some", "text")
         cancels = []

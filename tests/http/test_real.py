@@ -19,9 +19,9 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from server.chat import Parser, ParserSpec
+from server.chat import OutputParser, ParserSpec
 from server.chat.events import BlockDelta, BlockEnd, BlockEvent, BlockStart, Refusal
-from server.config import ConnectionConfig, ServerConfig, Source
+from server.config import ModelConfig, ModelSource, ServerConfig
 from server.engine import Engine
 from server.runtime import LiveGeneration
 from tests.http.conftest import events, serving
@@ -71,7 +71,7 @@ class House:
 
 
 @asynccontextmanager
-async def housing(directory: Path, connection: ConnectionConfig) -> AsyncIterator[House]:
+async def housing(directory: Path, connection: ModelConfig) -> AsyncIterator[House]:
     async with serving(directory, connection) as (client, runtime):
         house = House(client, runtime)
         house.handle = (await house.call("llm.select"))["model"]["handle"]
@@ -80,8 +80,8 @@ async def housing(directory: Path, connection: ConnectionConfig) -> AsyncIterato
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def house(tmp_path_factory: Any, smollm2: Path) -> AsyncIterator[House]:
-    connection = ConnectionConfig(
-        "smollm2", "SmolLM2", "SmolLM2-135M-Instruct", Source(path=smollm2), context_length=2048, threads=1
+    connection = ModelConfig(
+        "smollm2", "SmolLM2", "SmolLM2-135M-Instruct", ModelSource(path=smollm2), context_length=2048, threads=1
     )
     async with housing(tmp_path_factory.mktemp("state"), connection) as house:
         yield house
@@ -269,7 +269,7 @@ async def test_an_outcome_that_is_certain_frees_the_engine(
         """The real parser, which is told that the model has written something else; or for a refusal, itself."""
 
         def __init__(self, spec: ParserSpec) -> None:
-            self._parser = Parser(replace(spec, calls="allowed", tools={"book_table": {}}))
+            self._parser = OutputParser(replace(spec, calls="allowed", tools={"book_table": {}}))
 
         @property
         def broken(self) -> bool:

@@ -14,7 +14,7 @@ import pytest
 
 from server.app import create_app
 from server.chat import HelperPool, make_parser
-from server.config import Config, ConnectionConfig, ServerConfig, Source
+from server.config import Config, ModelConfig, ModelSource, ServerConfig
 from server.engine import Vocab
 from server.engine.messages import Segment
 from server.runtime import Runtime
@@ -89,8 +89,8 @@ class House:
 @asynccontextmanager
 async def house_of(tmp_path: Path, sdist: Path, smollm2: Path, name: str, **settings: Any) -> AsyncIterator[House]:
     template = (sdist / f"vendor/llama.cpp/models/templates/{name}.jinja").read_text()
-    connection = ConnectionConfig(
-        "one", "One", "one", Source(path=smollm2), template=template, context_length=2048, slots=2, **settings
+    connection = ModelConfig(
+        "one", "One", "one", ModelSource(path=smollm2), template=template, context_length=2048, slots=2, **settings
     )
     tokens = TokenStore(tmp_path)
     given = tokens.create("always", consent="always"), tokens.create("asking", consent="ask")
@@ -165,7 +165,7 @@ async def test_complete_carries_it_in_continuations(tmp_path: Path, sdist: Path,
     """Kimi's template and format over an engine that says what its models say. Without the continuation there is no
     way; with another route's a new context begins, as that contract has it."""
     template = (sdist / "vendor/llama.cpp/models/templates/Kimi-K2-Thinking.jinja").read_text()
-    connection = ConnectionConfig("one", "One", "one", Source(path=smollm2), template=template)
+    connection = ModelConfig("one", "One", "one", ModelSource(path=smollm2), template=template)
     vocab, helpers = Vocab.load(str(smollm2)), HelperPool(size=1)
     said = vocab.tokenize([Segment(CALLED, control=False)], begins=False, follows=True)
     async with site_of(

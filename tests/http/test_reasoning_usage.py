@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from server.chat import HelperPool, make_parser
-from server.config import ConnectionConfig, Source
-from server.engine import Done, Text, Vocab
+from server.config import ModelConfig, ModelSource
+from server.engine import Finished, TextChunk, Vocab
 from server.engine.messages import Segment
 from tests.http.conftest import serving, site_of
 
@@ -27,8 +27,8 @@ async def test_a_thought_that_the_prompt_opens_and_the_limit_cuts_is_all_reasoni
 ) -> None:
     """A real engine, which drafts, and appends what a grammar forces."""
     template = (sdist / TEMPLATES / "Qwen-QwQ-32B.jinja").read_text()
-    connection = ConnectionConfig(
-        "one", "One", "one", Source(path=smollm2), template=template, context_length=1024, temperature=0
+    connection = ModelConfig(
+        "one", "One", "one", ModelSource(path=smollm2), template=template, context_length=1024, temperature=0
     )
     async with serving(tmp_path, connection) as (client, _):
 
@@ -60,7 +60,7 @@ async def test_a_piece_of_text_may_hold_many_tokens(
     sdist: Path, smollm2: Path, tmp_path: Path, said: tuple[str, ...], thought: str
 ) -> None:
     template = (sdist / TEMPLATES / "Qwen-Qwen3-0.6B.jinja").read_text()
-    connection = ConnectionConfig("one", "One", "one", Source(path=smollm2), template=template)
+    connection = ModelConfig("one", "One", "one", ModelSource(path=smollm2), template=template)
     vocab, helpers = Vocab.load(str(smollm2)), HelperPool(size=1)
 
     def tokens_of(text: str) -> array[int]:
@@ -75,8 +75,8 @@ async def test_a_piece_of_text_may_hold_many_tokens(
         call = asyncio.create_task(site.call(await site.generation()))
         run = await site.world.engine.run()
         for text in said:
-            run.events.put_nowait(Text(text, len(tokens_of(text))))
-        run.events.put_nowait(Done("stop", 9, len(tokens), 0, tokens=tokens, ends=ends))
+            run.events.put_nowait(TextChunk(text, len(tokens_of(text))))
+        run.events.put_nowait(Finished("stop", 9, len(tokens), 0, tokens=tokens, ends=ends))
         usage = (await call)["result"]["usage"]
     assert usage.get("reasoningTokens", 0) == len(inside)
     assert not thought or 0 < len(inside) < len(tokens) - 3

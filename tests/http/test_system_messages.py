@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from server.chat import HelperPool, make_parser
-from server.config import ConnectionConfig, Source
+from server.config import ModelConfig, ModelSource
 from server.engine import Vocab
 from tests.http.conftest import Site, site_of
 
@@ -47,7 +47,7 @@ class Rooms:
 
 def rooms_of(tmp_path: Path, sdist: Path, smollm2: Path, name: str, **settings: Any) -> Any:
     template = (sdist / f"vendor/llama.cpp/models/templates/{name}.jinja").read_text()
-    connection = ConnectionConfig("one", "One", "one", Source(path=smollm2), template=template, **settings)
+    connection = ModelConfig("one", "One", "one", ModelSource(path=smollm2), template=template, **settings)
     helpers = HelperPool(size=1)
     return site_of(
         tmp_path, connections=(connection,), chat=helpers, helpers=helpers, make_parser=make_parser, file=smollm2

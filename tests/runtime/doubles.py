@@ -10,11 +10,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from server.chat import Capabilities, ChatSettings, Conversation, Prepared
+from server.chat import Capabilities, ChatSettings, PreparedPrompt, PromptRequest
 from server.chat.events import BlockDelta, BlockEnd, BlockEvent, BlockStart
-from server.config import Config, ConnectionConfig, Limits, Route, ServerConfig, Source
-from server.engine.counts import Counts
-from server.engine.messages import Done, EngineStats, Event, Failed, Job, ModelInfo, ModelSpec, Picture, Stop, Text
+from server.config import Config, Limits, ModelConfig, ModelSource, Route, ServerConfig
+from server.engine.counts import EngineCounters
+from server.engine.messages import (
+    EngineConfig,
+    EngineRequest,
+    EngineStats,
+    Event,
+    Failed,
+    Finished,
+    ModelInfo,
+    RgbImage,
+    StopCriteria,
+    TextChunk,
+)
 from server.runtime import Caller, Endpoint, Runtime
 from server.runtime.ports import ChatService, MakeParser
 from server.wire.records import GenerationRequest, Message, TextPart, Tool, WireError
@@ -69,9 +80,9 @@ class ChatDouble:
         self.gate.set()
         self.preparing = asyncio.Event()
         self.validating = asyncio.Event()
-        self.conversations: list[Conversation] = []
+        self.conversations: list[PromptRequest] = []
         self.settings: list[ChatSettings] = []
-        self.pictures: tuple[tuple[int, Picture], ...] = ()
+        self.pictures: tuple[tuple[int, RgbImage], ...] = ()
         self.answers: list[Any] = []
         self.scopes: list[str] = []
         """Those of validations."""
@@ -84,7 +95,7 @@ class ChatDouble:
         self.settings.append(settings)
         return self.capabilities
 
-    async def prepare(self, model_path: str, settings: ChatSettings, conversation: Conversation) -> Prepared:
+    async def prepare(self, model_path: str, settings: ChatSettings, conversation: PromptRequest) -> PreparedPrompt:
         self.conversations.append(conversation)
         self.settings.append(settings)
         self.preparing.set()
@@ -92,17 +103,17 @@ class ChatDouble:
         if self.refusal is not None:
             raise self.refusal
         size = sum(len(p.text) for m in conversation.messages for p in m.content if isinstance(p, TextPart))
-        return Prepared(
+        return PreparedPrompt(
             tokens=array("i", [1] * size),
             constraint=None,
-            banned=(),
+            suppress_tokens=(),
             parser=PlainParser(self.script),  # type: ignore[arg-type]
-            checked_tools=self.checked,
-            pictures=self.pictures,
+            tools_to_validate=self.checked,
+            images=self.pictures,
             places=tuple(f"place {number}" for number, _ in enumerate(self.pictures)),
-            checked_answer=self.checked_answer,
-            stop=Stop(conversation.stop) if conversation.stop else None,
-            replayed=frozenset(conversation.turns),
+            validate_answer=self.checked_answer,
+            stop=StopCriteria(conversation.stop) if conversation.stop else None,
+            replayed=frozenset(conversation.kept_tokens),
         )
 
     async def check_tools(self, tools: Sequence[Tool], scope: str) -> None:
@@ -127,7 +138,7 @@ class ChatDouble:
 class Run:
     """One submitted job. `say`, `done` and `fail` are the engine's side of it."""
 
-    job: Job
+    job: EngineRequest
     events: asyncio.Queue[Event | None] = field(default_factory=asyncio.Queue)
     cancelled: bool = False
     finished: bool = False
@@ -140,11 +151,13 @@ class Run:
         for text in texts:
             self.said += 1
             self.ends.append(self.ends[-1] + len(text))
-            self.events.put_nowait(Text(text, 1))
+            self.events.put_nowait(TextChunk(text, 1))
 
     def done(self, finish: str = "stop", *, tokens: Sequence[int] = (), cached: int = 0) -> None:
         output = array("i", tokens)
-        self.events.put_nowait(Done(finish, len(self.job.tokens), self.said, cached, tokens=output, ends=self.ends[1:]))  # type: ignore[arg-type]
+        self.events.put_nowait(
+            Finished(finish, len(self.job.tokens), self.said, cached, tokens=output, ends=self.ends[1:])
+        )  # type: ignore[arg-type]
 
     def fail(self, code: str = "provider-error", words: str = "died", **extra: str) -> None:
         self.events.put_nowait(Failed(code, words, extra))  # type: ignore[arg-type]
@@ -157,7 +170,7 @@ class EngineDouble:
         self.closed = False
         self.alive = True
         self.pid = os.getpid()
-        self.counts = Counts()
+        self.counts = EngineCounters()
         self.refusal: Failed | None = None
         self.cached = 0
         """Tokens that a job which is told to end has read from the cache."""
@@ -167,7 +180,7 @@ class EngineDouble:
     def stats(self) -> EngineStats:
         return EngineStats(len(self.runs), 0, 0, 0, 0, 0)
 
-    async def generate(self, job: Job) -> AsyncGenerator[Event, None]:
+    async def generate(self, job: EngineRequest) -> AsyncGenerator[Event, None]:
         run = Run(job)
         self.runs.append(run)
         async with self._arrived:
@@ -178,7 +191,7 @@ class EngineDouble:
                 if event is None:
                     return
                 yield event
-                if not isinstance(event, Text):
+                if not isinstance(event, TextChunk):
                     return
         finally:
             run.closed.set()
@@ -256,7 +269,7 @@ class World:
         *,
         limits: Limits | None = None,
         server: ServerConfig | None = None,
-        connections: tuple[ConnectionConfig, ...] | None = None,
+        connections: tuple[ModelConfig, ...] | None = None,
         machine: str | None = None,
         real_clock: bool = False,
         chat: ChatService | None = None,
@@ -270,18 +283,18 @@ class World:
         self.chat = ChatDouble()
         self.engine = EngineDouble()
         self.clock = ClockDouble()
-        self.starts: list[ModelSpec] = []
+        self.starts: list[EngineConfig] = []
         self.start_failure: Exception | None = None
         self.crowded = False
         """Engines start with less than they could have, because of what others hold."""
         self.start_gate = asyncio.Event()
         self.start_gate.set()
         self.starting = asyncio.Event()
-        source = Source(path=file)
+        source = ModelSource(path=file)
         server = server or ServerConfig(deadline=60, limits=limits or Limits())
         self.config = Config(
             server=server,
-            connections=connections or (ConnectionConfig(key="first", name="First", model="first-1", source=source),),
+            connections=connections or (ModelConfig(key="first", name="First", model="first-1", source=source),),
             routes=routes or {},
         )
         self.runtime = Runtime(
@@ -295,7 +308,7 @@ class World:
             secret=secret,
         )
 
-    async def start_engine(self, spec: ModelSpec) -> EngineDouble:
+    async def start_engine(self, spec: EngineConfig) -> EngineDouble:
         self.starts.append(spec)
         self.starting.set()
         await self.start_gate.wait()
@@ -303,7 +316,7 @@ class World:
             raise self.start_failure
         if self.crowded:
             engine = EngineDouble()
-            engine.info = replace(engine.info, crowded=True)
+            engine.info = replace(engine.info, gpu_contended=True)
             return engine
         return self.engine
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from server.chat import Capabilities
-from server.config import ConnectionConfig, Source
+from server.config import ModelConfig, ModelSource
 from server.engine import EngineError
-from server.runtime import Options
+from server.runtime import GenerationOptions
 from server.wire.records import Model, Requirements, WireError
 from tests.runtime.doubles import World, caller, request
 from tests.runtime.test_generation import begin, error
@@ -48,7 +48,7 @@ def disable(world: World) -> None:
 def replace_file(world: World) -> None:
     """Its replacement is noticed by whoever looks next, here another endpoint."""
     world.file.write_bytes(b"another model")
-    world.runtime.connections[0].revalidate()
+    world.runtime.connections[0].refresh_file()
 
 
 def time_out(world: World) -> None:
@@ -117,7 +117,7 @@ async def test_a_selection_that_waits_ends_at_once(
     gate, fetching = threading.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def fetch(source: Source) -> Path:
+    def fetch(source: ModelSource) -> Path:
         loop.call_soon_threadsafe(fetching.set)
         gate.wait()
         return world.file
@@ -148,9 +148,9 @@ async def test_a_file_is_fetched_once_for_all_that_wait_and_for_those_that_have_
 ) -> None:
     gate, began = threading.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    fetched: list[Source] = []
+    fetched: list[ModelSource] = []
 
-    def fetch(source: Source) -> Path:
+    def fetch(source: ModelSource) -> Path:
         fetched.append(source)
         loop.call_soon_threadsafe(began.set)
         gate.wait()
@@ -172,10 +172,8 @@ async def test_a_file_is_fetched_once_for_all_that_wait_and_for_those_that_have_
 async def test_a_connection_disabled_while_it_is_looked_at_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = Source(path=tmp_path / "m")
-    world = World(
-        tmp_path / "m", connections=(ConnectionConfig("a", "A", "a", source), ConnectionConfig("b", "B", "b", source))
-    )
+    source = ModelSource(path=tmp_path / "m")
+    world = World(tmp_path / "m", connections=(ModelConfig("a", "A", "a", source), ModelConfig("b", "B", "b", source)))
     looking = Looking(world, monkeypatch)
     waiting = [asyncio.create_task(world.runtime.select(WHO, Requirements(model=model))) for model in (None, "a")]
     await looking.began.wait()
@@ -301,5 +299,5 @@ async def test_a_worker_that_dies_and_a_model_that_cannot_be_loaded_are_the_prov
     failure = await error(await begin(world))
     assert (failure.code, failure.extra) == ("provider-error", {"reason": "load"})
     world.file.unlink()
-    failure = await error(world.runtime.generate(caller(), "g", request(""), Options(connection="first")))
+    failure = await error(world.runtime.generate(caller(), "g", request(""), GenerationOptions(connection="first")))
     assert (failure.code, failure.extra) == ("provider-error", {"reason": "load"})

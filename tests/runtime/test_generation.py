@@ -375,10 +375,10 @@ async def test_the_job_is_what_was_asked_for(world: World) -> None:
     job = (await world.engine.run()).job
     assert (job.max_tokens, job.sampling.temperature, job.deadline) == (7, 0.25, 1060.0)
     assert job.sampling == replace(world.config.connections[0].sampling, temperature=0.25)
-    assert "shell" not in job.scope
+    assert "shell" not in job.cache_salt
     live.abandon()
     other = await begin(world, who=caller(endpoint="other"))
-    assert (await world.engine.run(1)).job.scope != job.scope
+    assert (await world.engine.run(1)).job.cache_salt != job.cache_salt
     other.abandon()
 
 
@@ -421,7 +421,7 @@ async def test_schemas_are_kept_where_prompts_are(tmp_path: Path, cache_scope: s
         run.say("x")
         run.done()
         assert (await outcome(live)).finish == "toolUse"
-        jobs.append(run.job.scope)
+        jobs.append(run.job.cache_salt)
     assert [each.scope for each in world.chat.conversations] == world.chat.scopes == jobs
     assert len(set(jobs)) == (1 if cache_scope == "shared" else 2)
     await world.runtime.close()

@@ -9,23 +9,23 @@ from pathlib import Path
 import pytest
 
 from server.chat import ImageLimits
-from server.config import ConnectionConfig, Limits, Restrictions, Source
-from server.engine.messages import Failed, Picture
+from server.config import CapabilityLimits, Limits, ModelConfig, ModelSource
+from server.engine.messages import Failed, RgbImage
 from server.runtime import LiveGeneration
 from server.wire.records import ImagePart, Message, Requirements, TextPart, WireError
 from tests.runtime.doubles import World, caller, request
 from tests.runtime.test_generation import begin, error, outcome
 
 SEE = Message("user", (TextPart("see"), ImagePart("image/png", "AAAA")))
-PICTURE = Picture.of(2, 1, bytes(6))
+PICTURE = RgbImage.of(2, 1, bytes(6))
 
 
 def seeing(directory: Path, *, vision: bool = True, limits: Limits | None = None, **config: object) -> World:
     """A world whose one connection has a projector that says it sees; `vision`: what its loading shows."""
     for name in ("model", "eyes"):
         (directory / name).write_bytes(name.encode())
-    source, mmproj = (Source(path=directory / name) for name in ("model", "eyes"))
-    connection = ConnectionConfig("a", "A", "a-1", source, mmproj=mmproj, **config)  # type: ignore[arg-type]
+    source, mmproj = (ModelSource(path=directory / name) for name in ("model", "eyes"))
+    connection = ModelConfig("a", "A", "a-1", source, mmproj=mmproj, **config)  # type: ignore[arg-type]
     world = World(directory / "model", connections=(connection,), limits=limits)
     world.chat.capabilities = replace(world.chat.capabilities, images=True)
     world.chat.pictures = ((1, PICTURE), (3, PICTURE))
@@ -44,8 +44,8 @@ async def test_pictures_go_to_the_engine_with_their_places(tmp_path: Path) -> No
     assert (await world.runtime.select(caller(), Requirements(images=True))).images
     live = await begin(world, messages=(SEE,))
     run = await world.engine.run()
-    assert run.job.pictures == world.chat.pictures
-    assert world.starts[0].projector == str(tmp_path / "eyes")
+    assert run.job.images == world.chat.pictures
+    assert world.starts[0].mmproj_path == str(tmp_path / "eyes")
     assert {(each.projector, each.images) for each in world.chat.settings} == {
         (str(tmp_path / "eyes"), ImageLimits(pixels=99, frames=3))
     }
@@ -78,7 +78,7 @@ async def test_a_projector_that_turns_out_not_to_see_ends_the_selection(tmp_path
 
 
 async def test_the_owner_may_keep_images_from_a_model_that_sees(tmp_path: Path) -> None:
-    world = seeing(tmp_path, capabilities=Restrictions(images=False))
+    world = seeing(tmp_path, capabilities=CapabilityLimits(images=False))
     assert await refused(world, images=True) == "unsupported"
     live = await begin(world, messages=(SEE,))
     assert (await error(live)).message == "this connection does not accept images"

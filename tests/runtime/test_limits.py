@@ -11,7 +11,7 @@ import pytest
 from server.chat import Capabilities
 from server.config import Limits
 from server.runtime import Endpoint
-from server.runtime.limits import Rate, Rates, check_places
+from server.runtime.limits import RateLimiter, Rates, check_places
 from server.wire.records import Requirements, WireError
 from tests.runtime.doubles import World, caller
 from tests.runtime.test_generation import begin
@@ -112,7 +112,7 @@ def test_either_rate_may_be_without_limit() -> None:
 
 def test_who_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.runtime.limits.MAX_ASKERS", 3)
-    rate: Rate[str] = Rate(1)
+    rate: RateLimiter[str] = RateLimiter(1)
     for asker in "abcd":
         assert not rate.full(asker, 0)
         rate.count(asker, 0)

@@ -10,31 +10,31 @@ from typing import Any
 import pytest
 
 from server.chat.events import BlockDelta, BlockEnd, BlockStart
-from server.config import ConnectionConfig, ServerConfig, Source
-from server.engine.messages import Done, Logprob, Text
+from server.config import ModelConfig, ModelSource, ServerConfig
+from server.engine.messages import Finished, Logprob, TextChunk
 from server.engine.params import Sampling
-from server.runtime import LiveGeneration, Options
+from server.runtime import GenerationOptions, LiveGeneration
 from server.runtime.logprobs import AnswerLogprobs
 from server.wire.records import Generation, Requirements, TextPart, WireError
 from tests.runtime.doubles import World, caller, request, tool
 
 
 def two(tmp_path: Path, **fields: Any) -> World:
-    source = Source(path=tmp_path / "model.gguf")
+    source = ModelSource(path=tmp_path / "model.gguf")
     connections = tuple(
-        ConnectionConfig(key=key, name=key, model=f"{key}-1", source=source, sampling=Sampling(top_k=7, seed=3))
+        ModelConfig(key=key, name=key, model=f"{key}-1", source=source, sampling=Sampling(top_k=7, seed=3))
         for key in ("first", "second")
     )
     return World(tmp_path / "model.gguf", connections=connections, **fields)
 
 
-def begin(world: World, options: Options, *, who: Any = None, **fields: Any) -> LiveGeneration:
+def begin(world: World, options: GenerationOptions, *, who: Any = None, **fields: Any) -> LiveGeneration:
     return world.runtime.generate(who or caller(), "g", request("", **fields), options)
 
 
 async def test_a_connection_by_its_key_takes_the_place_of_a_handle(tmp_path: Path) -> None:
     world = two(tmp_path)
-    live = begin(world, Options(connection="second"))
+    live = begin(world, GenerationOptions(connection="second"))
     run = await world.engine.run()
     assert live.connection == "second"
     run.say("hi")
@@ -50,14 +50,14 @@ async def test_a_connection_that_is_unknown_or_disabled_is_unsupported(tmp_path:
     world = two(tmp_path)
     world.runtime.disable(world.runtime.connections[0])
     for key in ("first", "third"):
-        result = await begin(world, Options(connection=key)).result()
+        result = await begin(world, GenerationOptions(connection=key)).result()
         assert isinstance(result, WireError) and result.code == "unsupported"
     await world.runtime.close()
 
 
 async def test_sampling_takes_the_place_of_the_connections_own(tmp_path: Path) -> None:
     world = two(tmp_path)
-    begin(world, Options(connection="first", sampling={"top_p": 0.5, "seed": 9}), temperature=0.25)
+    begin(world, GenerationOptions(connection="first", sampling={"top_p": 0.5, "seed": 9}), temperature=0.25)
     assert (await world.engine.run()).job.sampling == Sampling(temperature=0.25, top_k=7, top_p=0.5, seed=9)
     await world.runtime.close()
 
@@ -65,7 +65,7 @@ async def test_sampling_takes_the_place_of_the_connections_own(tmp_path: Path) -
 async def test_an_owner_who_chooses_is_asked_once_for_a_connection(tmp_path: Path) -> None:
     world = two(tmp_path, server=ServerConfig(deadline=60))
     who = caller(select="ask")
-    live = begin(world, Options(connection="second"), who=who)
+    live = begin(world, GenerationOptions(connection="second"), who=who)
     while not world.runtime.decisions.waiting():
         await world.runtime.changes.since(world.runtime.changes.version)
     (decision,) = world.runtime.decisions.waiting()
@@ -73,7 +73,7 @@ async def test_an_owner_who_chooses_is_asked_once_for_a_connection(tmp_path: Pat
     assert world.runtime.decisions.settle_selection(decision.id, "second")
     (await world.engine.run()).done()
     assert isinstance(await live.result(), Generation)
-    begin(world, Options(connection="second"), who=who)
+    begin(world, GenerationOptions(connection="second"), who=who)
     await world.engine.run(1)
     await world.runtime.close()
 
@@ -82,7 +82,7 @@ async def test_an_owner_who_declines_or_takes_too_long_ends_it(tmp_path: Path) -
     world = two(tmp_path, server=ServerConfig(deadline=60))
     who = caller(select="ask")
     for end in ("declined", "deadline"):
-        live = begin(world, Options(connection="first"), who=who)
+        live = begin(world, GenerationOptions(connection="first"), who=who)
         while not world.runtime.decisions.waiting():
             await world.runtime.changes.since(world.runtime.changes.version)
         (decision,) = world.runtime.decisions.waiting()
@@ -100,7 +100,7 @@ async def test_an_owner_who_declines_or_takes_too_long_ends_it(tmp_path: Path) -
 
 async def test_a_file_that_changes_while_the_owner_consents_ends_the_selection(tmp_path: Path) -> None:
     world = two(tmp_path)
-    live = begin(world, Options(connection="first"), who=caller(consent="ask"))
+    live = begin(world, GenerationOptions(connection="first"), who=caller(consent="ask"))
     while not world.runtime.decisions.waiting():
         await world.runtime.changes.since(world.runtime.changes.version)
     (decision,) = world.runtime.decisions.waiting()
@@ -114,23 +114,32 @@ async def test_a_file_that_changes_while_the_owner_consents_ends_the_selection(t
 
 async def test_what_is_asked_of_the_conversation_reaches_it(tmp_path: Path) -> None:
     world = two(tmp_path)
-    options = Options(
-        connection="first", schema=True, allowed=frozenset({"weather"}), parallel=False, stop=("x",), logprobs=2
+    options = GenerationOptions(
+        connection="first",
+        response_schema=True,
+        allowed_tools=frozenset({"weather"}),
+        parallel=False,
+        stop=("x",),
+        logprobs=2,
     )
     begin(world, options, tools=(tool(), tool("other")))
     job = (await world.engine.run()).job
     (conversation,) = world.chat.conversations
-    assert (conversation.schema, conversation.allowed, conversation.parallel) == (True, frozenset({"weather"}), False)
-    assert job.stop is not None and job.stop.texts == ("x",) and job.logprobs == 2
+    assert (conversation.response_schema, conversation.allowed_tools, conversation.parallel) == (
+        True,
+        frozenset({"weather"}),
+        False,
+    )
+    assert job.stop is not None and job.stop.strings == ("x",) and job.logprobs == 2
     await world.runtime.close()
 
 
 async def test_a_stop_sequence_completes_the_turn(tmp_path: Path) -> None:
     world = two(tmp_path)
-    live = begin(world, Options(connection="first", stop=("x",)))
+    live = begin(world, GenerationOptions(connection="first", stop=("x",)))
     run = await world.engine.run()
     run.say("cut")
-    run.events.put_nowait(Done("stop", 3, 2, 0, stopped=True))
+    run.events.put_nowait(Finished("stop", 3, 2, 0, stopped=True))
     result = await live.result()
     assert isinstance(result, Generation)
     assert (result.content, result.finish) == ((TextPart("cut"),), "stop")
@@ -146,7 +155,7 @@ async def test_an_answer_with_a_schema_is_checked(tmp_path: Path, said: str, vio
     world = two(tmp_path)
     world.chat.checked_answer = True
     world.chat.invalid = WireError("provider-error", "the answer violates its schema") if violates else None
-    live = begin(world, Options(connection="first", schema={"type": "array"}))
+    live = begin(world, GenerationOptions(connection="first", response_schema={"type": "array"}))
     run = await world.engine.run()
     run.say(said)
     run.done()
@@ -160,7 +169,7 @@ async def test_an_answer_with_a_schema_is_checked(tmp_path: Path, said: str, vio
 async def test_a_schema_needs_a_connection_that_answers_in_json(tmp_path: Path) -> None:
     world = two(tmp_path)
     world.chat.capabilities = replace(world.chat.capabilities, json=False)
-    result = await begin(world, Options(connection="first", schema=True)).result()
+    result = await begin(world, GenerationOptions(connection="first", response_schema=True)).result()
     assert isinstance(result, WireError) and result.code == "unsupported"
     await world.runtime.close()
 
@@ -173,7 +182,7 @@ async def test_two_calls_where_one_may_be_are_an_error(tmp_path: Path) -> None:
             BlockDelta(index, "{}"),
             BlockEnd(index),
         ]
-    live = begin(world, Options(connection="first", parallel=False), tools=(tool(),))
+    live = begin(world, GenerationOptions(connection="first", parallel=False), tools=(tool(),))
     run = await world.engine.run()
     run.say("call 0", "call 1")
     run.done()
@@ -219,9 +228,9 @@ def test_text_in_another_notation_has_all_tokens_up_to_it() -> None:
 
 async def test_log_probabilities_stand_beside_the_generation(tmp_path: Path) -> None:
     world = two(tmp_path)
-    live = begin(world, Options(connection="first", logprobs=0))
+    live = begin(world, GenerationOptions(connection="first", logprobs=0))
     run = await world.engine.run()
-    run.events.put_nowait(Text("hi", 1, tuple(tokens("hi"))))
+    run.events.put_nowait(TextChunk("hi", 1, tuple(tokens("hi"))))
     run.done()
     await live.result()
     assert pieces(live.logprobs) == [b"hi"]

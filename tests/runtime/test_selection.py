@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from server.chat import Capabilities
-from server.config import ConnectionConfig, Limits, Restrictions, Source
+from server.config import CapabilityLimits, Limits, ModelConfig, ModelSource
 from server.engine import EngineError
 from server.wire.records import Message, Requirements, TextPart, ToolCallPart, WireError
 from tests.runtime.doubles import World, caller, request, tool
@@ -24,11 +24,11 @@ async def failing(awaitable: Any) -> WireError:
     return caught.value
 
 
-def two(file: Path) -> tuple[ConnectionConfig, ...]:
-    source = Source(path=file)
+def two(file: Path) -> tuple[ModelConfig, ...]:
+    source = ModelSource(path=file)
     return (
-        ConnectionConfig("a", "A", "small", source, capabilities=Restrictions(json=False, tools=False)),
-        ConnectionConfig("b", "B", "large", source, capabilities=Restrictions(tool_choice_modes=("auto", "none"))),
+        ModelConfig("a", "A", "small", source, capabilities=CapabilityLimits(json=False, tools=False)),
+        ModelConfig("b", "B", "large", source, capabilities=CapabilityLimits(tool_choice_modes=("auto", "none"))),
     )
 
 
@@ -97,9 +97,9 @@ async def test_a_changed_file_ends_handles_and_engine(world: World) -> None:
 
 
 async def test_a_removed_file_is_fetched_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    fetched: list[Source] = []
+    fetched: list[ModelSource] = []
 
-    def fetch(source: Source) -> Path:
+    def fetch(source: ModelSource) -> Path:
         fetched.append(source)
         world.file.write_bytes(b"fetched")
         return world.file
@@ -156,8 +156,8 @@ async def test_a_granted_header_does_not_answer_for_the_owner(world: World) -> N
 
 
 async def test_who_is_asked_is_told_over_which_machines_a_model_is_spread(tmp_path: Path) -> None:
-    source = Source(path=tmp_path / "m")
-    connection = ConnectionConfig("a", "A", "small", source, rpc=("10.0.0.2:50052", "gpu.example:50052"))
+    source = ModelSource(path=tmp_path / "m")
+    connection = ModelConfig("a", "A", "small", source, rpc=("10.0.0.2:50052", "gpu.example:50052"))
     world = World(tmp_path / "m", connections=(connection,))
     live = await begin(world, who=caller("ask"))
     while not world.runtime.decisions.waiting():
@@ -390,8 +390,8 @@ async def test_an_idle_model_gives_its_memory_back_but_never_under_a_generation(
 
 @pytest.mark.parametrize("seconds", [0, 7])
 async def test_the_owner_says_how_long_an_idle_model_stays(tmp_path: Path, seconds: float) -> None:
-    source = Source(path=tmp_path / "m")
-    world = World(tmp_path / "m", connections=(ConnectionConfig("a", "A", "a", source, unload_after=seconds),))
+    source = ModelSource(path=tmp_path / "m")
+    world = World(tmp_path / "m", connections=(ModelConfig("a", "A", "a", source, unload_after=seconds),))
     connection = world.runtime.connections[0]
     await connection.load()
     world.clock.advance(6)
@@ -435,17 +435,17 @@ async def test_a_model_that_others_crowd_is_loaded_again_where_they_give_way(tmp
 
     first.release = released  # type: ignore[method-assign]
     engine = await second.load()
-    assert first.loaded is None and not engine.info.crowded and len(world.starts) == 3
+    assert first.loaded is None and not engine.info.gpu_contended and len(world.starts) == 3
     world.crowded = True
     async with second.in_use():
-        assert (await first.load()).info.crowded
+        assert (await first.load()).info.gpu_contended
         assert second.loaded is engine, "whom it serves keeps its memory"
     await world.runtime.close()
 
 
 async def test_what_is_known_to_be_too_long_is_refused_before_anyone_is_asked(tmp_path: Path) -> None:
-    source = Source(path=tmp_path / "m")
-    connection = ConnectionConfig("a", "A", "small", source, context_length=5)
+    source = ModelSource(path=tmp_path / "m")
+    connection = ModelConfig("a", "A", "small", source, context_length=5)
     world = World(tmp_path / "m", connections=(connection,))
     live = await begin(world, "12345", who=caller("ask"))
     failure = await error(live)
@@ -457,12 +457,12 @@ async def test_what_is_known_to_be_too_long_is_refused_before_anyone_is_asked(tm
 async def test_a_draft_model_is_loaded_beside_and_counts_as_the_models_own(tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.write_bytes(b"small")
-    source = Source(path=tmp_path / "m")
-    world = World(tmp_path / "m", connections=(ConnectionConfig("a", "A", "a-1", source, draft=Source(path=small)),))
+    source = ModelSource(path=tmp_path / "m")
+    world = World(tmp_path / "m", connections=(ModelConfig("a", "A", "a-1", source, draft=ModelSource(path=small)),))
     live = await begin(world)
     (await world.engine.run()).done()
     await outcome(live)
-    assert world.starts[0].draft == str(small)
+    assert world.starts[0].draft_model_path == str(small)
     small.write_bytes(b"another")
     assert (await error(world.runtime.generate(caller(), "g2", live.request))).code == "selection-expired"
     await world.runtime.close()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from server.chat import ChatSettings
-from server.config import ConnectionConfig, Source, Support
+from server.config import ModelConfig, ModelLimitsConfig, ModelSource
 from server.engine.params import Sampling
 from server.wire.records import WireError
 from tests.runtime.doubles import ChatDouble, World
@@ -19,11 +19,11 @@ from tests.runtime.test_generation import begin
 async def test_settings_reach_the_chat(tmp_path: Path) -> None:
     chat = ChatDouble()
     chat.capabilities = replace(chat.capabilities, thinking=True, reasoning_efforts=("low", "high"))
-    connection = ConnectionConfig(
+    connection = ModelConfig(
         "a",
         "A",
         "a",
-        Source(path=tmp_path / "m"),
+        ModelSource(path=tmp_path / "m"),
         template="{{ x }}",
         reasoning_effort="medium",
         reasoning_continuation="required",
@@ -40,13 +40,16 @@ async def test_settings_reach_the_chat(tmp_path: Path) -> None:
 def world_of(directory: Path, **fields: Any) -> World:
     chat = ChatDouble()
     chat.capabilities = replace(chat.capabilities, thinking=True)
-    connection = ConnectionConfig("a", "A", "a", Source(path=directory / "m"), **fields)
+    connection = ModelConfig("a", "A", "a", ModelSource(path=directory / "m"), **fields)
     return World(directory / "m", connections=(connection,), chat=chat)
 
 
 async def test_the_connections_temperature_samples_up_to_its_maximum(tmp_path: Path) -> None:
     hot = world_of(
-        tmp_path, temperature=1.5, supports=Support(temperature_max=1.2), sampling=Sampling(temperature=0.3, top_k=7)
+        tmp_path,
+        temperature=1.5,
+        supports=ModelLimitsConfig(temperature_max=1.2),
+        sampling=Sampling(temperature=0.3, top_k=7),
     )
     await begin(hot, "Hello")
     assert (await hot.engine.run()).job.sampling == Sampling(temperature=1.2, top_k=7)
@@ -54,7 +57,7 @@ async def test_the_connections_temperature_samples_up_to_its_maximum(tmp_path: P
     apart = world_of(
         tmp_path,
         temperature=1.5,
-        supports=Support(temperature_with_reasoning=False),
+        supports=ModelLimitsConfig(temperature_with_reasoning=False),
         sampling=Sampling(temperature=0.3, top_k=7),
     )
     await begin(apart, "Hello")
@@ -63,7 +66,7 @@ async def test_the_connections_temperature_samples_up_to_its_maximum(tmp_path: P
 
 
 async def test_the_models_own_limit_of_output_holds(tmp_path: Path) -> None:
-    world = world_of(tmp_path, supports=Support(max_output_tokens=9))
+    world = world_of(tmp_path, supports=ModelLimitsConfig(max_output_tokens=9))
     for number, (asked, given) in enumerate([(None, 9), (20, 9), (5, 5)]):
         await begin(world, "Hello", id=str(number), max_tokens=asked)
         assert (await world.engine.run(number)).job.max_tokens == given
@@ -73,15 +76,15 @@ async def test_the_models_own_limit_of_output_holds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("supports", "temperature"),
     [
-        (Support(temperature=False), 0.5),
-        (Support(temperature_max=1.0), 1.1),
-        (Support(temperature_with_reasoning=False), 0.5),
-        (Support(), 2.1),
-        (Support(), -0.1),
+        (ModelLimitsConfig(temperature=False), 0.5),
+        (ModelLimitsConfig(temperature_max=1.0), 1.1),
+        (ModelLimitsConfig(temperature_with_reasoning=False), 0.5),
+        (ModelLimitsConfig(), 2.1),
+        (ModelLimitsConfig(), -0.1),
     ],
 )
 async def test_a_requests_temperature_that_the_model_does_not_take_is_unsupported(
-    tmp_path: Path, supports: Support, temperature: float
+    tmp_path: Path, supports: ModelLimitsConfig, temperature: float
 ) -> None:
     world = world_of(tmp_path, supports=supports)
     outcome = await (await begin(world, "Hello", temperature=temperature)).result()

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from server.chat.formats import FORMATS
 from server.chat.formats.generic import FORMAT
 from server.chat.formats.hermes import FORMATS as HERMES
-from server.chat.parser import Parser, ParserSpec
+from server.chat.parser import OutputParser, ParserSpec
 from server.runtime.usage import count_reasoning
 
 QWEN = HERMES[0]
 
 
 def counted(tokens: list[str], *, lead: str = "", finish: str = "stop", spec: ParserSpec | None = None) -> int:
-    parser = Parser(spec or ParserSpec(QWEN, lead=lead))
+    parser = OutputParser(spec or ParserSpec(QWEN, prompt_opening=lead))
     for token in tokens:
         parser.feed(token)
     parser.finish(finish)  # type: ignore[arg-type]
@@ -67,13 +67,13 @@ def test_brackets_in_an_answer_of_json_or_in_a_call_are_its_text() -> None:
     assert counted(["<think>", "Hm", "</think>", *call], spec=ParserSpec(QWEN, "allowed", {"look": {}})) == 1
 
 
-@pytest.mark.parametrize("name", sorted(name for name, format in FORMATS.items() if format.thinking))
+@pytest.mark.parametrize("name", sorted(name for name, format in FORMATS.items() if format.reasoning_tags))
 def test_every_format_counts_between_its_own_brackets(name: str) -> None:
     format = FORMATS[name]
-    assert format.thinking is not None
+    assert format.reasoning_tags is not None
     spec = ParserSpec(format)
-    opening, closing = format.thinking.open.strip(), format.thinking.close.strip()
-    body = [format.next, format.text[0].open if format.text else "", "So"]
+    opening, closing = format.reasoning_tags.open.strip(), format.reasoning_tags.close.strip()
+    body = [format.separator, format.answer_tags[0].open if format.answer_tags else "", "So"]
     assert counted([opening, "One", " two", " three", closing, *body], spec=spec) == 3
     assert counted([*opening, "One", " two", " three", *closing, *body], spec=spec) == 3
 

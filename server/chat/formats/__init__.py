@@ -9,11 +9,11 @@ from dataclasses import replace
 from importlib import import_module
 from pkgutil import iter_modules
 
-from server.chat.format import THINK, Format
+from server.chat.format import THINK, ChatFormat
 from server.chat.formats.generic import FORMAT as GENERIC
 
 
-def _found() -> dict[str, Format]:
+def _found() -> dict[str, ChatFormat]:
     modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
     return {format.name: format for module in modules for format in getattr(module, "FORMATS", ())}
 
@@ -21,7 +21,7 @@ def _found() -> dict[str, Format]:
 FORMATS = _found()
 
 
-def recognise(source: str, sample: str) -> Format:
+def recognise(source: str, sample: str) -> ChatFormat:
     """The format of models with this chat template, of which `sample` is some output with tools and calls.
 
     The generic one where neither tells of any.
@@ -31,17 +31,17 @@ def recognise(source: str, sample: str) -> Format:
     """
     format = next(iter(matching(source + sample)), GENERIC)
     if format is GENERIC and THINK.close in source:
-        return replace(format, thinking=THINK)
-    if format.thinking == THINK and THINK.close not in source:
-        return replace(format, thinking=None)
+        return replace(format, reasoning_tags=THINK)
+    if format.reasoning_tags == THINK and THINK.close not in source:
+        return replace(format, reasoning_tags=None)
     return format
 
 
-def matching(text: str) -> list[Format]:
+def matching(text: str) -> list[ChatFormat]:
     """Every format whose signs the source bears; more than one would be a fault of their descriptions."""
     return [
         format
         for format in FORMATS.values()
-        if any(all(sign in text for sign in signs) for signs in format.signs)
-        and not any(sign in text for sign in format.unlike)
+        if any(all(sign in text for sign in signs) for signs in format.template_markers)
+        and not any(sign in text for sign in format.excluded_markers)
     ]

@@ -1,127 +1,140 @@
 """Families that write one element an argument: strings raw, everything else as JSON."""
 
-from server.chat.format import ANY_TYPE, ARGUMENTS, ID, NAME, THINK, Calls, Format, Frame, Nested, Tagged
+from server.chat.format import (
+    ANY_TYPE,
+    ARGUMENTS,
+    ID,
+    NAME,
+    THINK,
+    ChatFormat,
+    NestedArguments,
+    TaggedArguments,
+    Tags,
+    ToolCallFormat,
+)
 
-_PARAMETER = Tagged("<parameter=", ">\n", "\n</parameter>\n")
-_KEYS = Tagged("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n")
-_KEYS_TIGHT = Tagged("<arg_key>", "</arg_key><arg_value>", "</arg_value>")
+_PARAMETER = TaggedArguments("<parameter=", ">\n", "\n</parameter>\n")
+_KEYS = TaggedArguments("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n")
+_KEYS_TIGHT = TaggedArguments("<arg_key>", "</arg_key><arg_value>", "</arg_value>")
 _TYPED = (("string", '" string="true">'), ("other", '" string="false">'))
 
 
-def _dsml(section: str) -> Calls:
-    return Calls(
+def _dsml(section: str) -> ToolCallFormat:
+    return ToolCallFormat(
         begin=f"<｜DSML｜{section}>\n",
         call=('<｜DSML｜invoke name="', NAME, '">\n', ARGUMENTS, "</｜DSML｜invoke>"),
         between="\n",
         end=f"\n</｜DSML｜{section}>",
-        syntax=Tagged('<｜DSML｜parameter name="', '">', "</｜DSML｜parameter>\n", _TYPED),
+        syntax=TaggedArguments('<｜DSML｜parameter name="', '">', "</｜DSML｜parameter>\n", _TYPED),
     )
 
 
 FORMATS = (
-    Format(
+    ChatFormat(
         name="qwen3-coder",
-        signs=(("<tool_call>", "<function=", "<parameter="),),
-        unlike=("<seed:tool_call>",),
-        thinking=THINK,
+        template_markers=(("<tool_call>", "<function=", "<parameter="),),
+        excluded_markers=("<seed:tool_call>",),
+        reasoning_tags=THINK,
         calls=(
-            Calls(
+            ToolCallFormat(
                 call=("<tool_call>\n<function=", NAME, ">\n", ARGUMENTS, "</function>\n</tool_call>"),
                 between="\n",
                 syntax=_PARAMETER,
             ),
         ),
     ),
-    Format(
+    ChatFormat(
         name="seed-oss",
-        signs=(("<seed:tool_call>",),),
-        thinking=Frame("<seed:think>", "</seed:think>"),
+        template_markers=(("<seed:tool_call>",),),
+        reasoning_tags=Tags("<seed:think>", "</seed:think>"),
         calls=(
-            Calls(
+            ToolCallFormat(
                 call=("<seed:tool_call>\n<function=", NAME, ">\n", ARGUMENTS, "</function>\n</seed:tool_call>"),
                 between="\n",
-                syntax=Tagged("<parameter=", ">", "</parameter>\n"),
+                syntax=TaggedArguments("<parameter=", ">", "</parameter>\n"),
             ),
         ),
     ),
-    Format(
+    ChatFormat(
         name="glm-4.5",
-        signs=(("<tool_call>", "</arg_key>\n<arg_value>"),),
-        thinking=THINK,
-        noise=("</think>",),
-        calls=(Calls(call=("<tool_call>", NAME, "\n", ARGUMENTS, "</tool_call>"), between="\n", syntax=_KEYS),),
-    ),
-    Format(
-        name="glm-4.7",
-        signs=(("<tool_call>", "</arg_key><arg_value>"),),
-        unlike=("</arg_key>\n<arg_value>",),
-        thinking=THINK,
-        noise=("</think>",),
-        calls=(Calls(call=("<tool_call>", NAME, ARGUMENTS, "</tool_call>"), syntax=_KEYS_TIGHT),),
-    ),
-    Format(
-        name="minimax-m2",
-        signs=(("<minimax:tool_call>",),),
-        thinking=THINK,
+        template_markers=(("<tool_call>", "</arg_key>\n<arg_value>"),),
+        reasoning_tags=THINK,
+        ignored_markers=("</think>",),
         calls=(
-            Calls(
+            ToolCallFormat(call=("<tool_call>", NAME, "\n", ARGUMENTS, "</tool_call>"), between="\n", syntax=_KEYS),
+        ),
+    ),
+    ChatFormat(
+        name="glm-4.7",
+        template_markers=(("<tool_call>", "</arg_key><arg_value>"),),
+        excluded_markers=("</arg_key>\n<arg_value>",),
+        reasoning_tags=THINK,
+        ignored_markers=("</think>",),
+        calls=(ToolCallFormat(call=("<tool_call>", NAME, ARGUMENTS, "</tool_call>"), syntax=_KEYS_TIGHT),),
+    ),
+    ChatFormat(
+        name="minimax-m2",
+        template_markers=(("<minimax:tool_call>",),),
+        reasoning_tags=THINK,
+        calls=(
+            ToolCallFormat(
                 begin="<minimax:tool_call>\n",
                 call=('<invoke name="', NAME, '">\n', ARGUMENTS, "</invoke>"),
                 between="\n",
                 end="\n</minimax:tool_call>",
-                syntax=Tagged('<parameter name="', '">', "</parameter>\n"),
+                syntax=TaggedArguments('<parameter name="', '">', "</parameter>\n"),
             ),
         ),
-        wants_thinking=True,
+        needs_reasoning_history=True,
     ),
-    Format(
+    ChatFormat(
         name="minimax-m3",
-        signs=(("]<]minimax[>[",),),
-        thinking=Frame("<mm:think>", "</mm:think>"),
-        noise=("</mm:think>",),
+        template_markers=(("]<]minimax[>[",),),
+        reasoning_tags=Tags("<mm:think>", "</mm:think>"),
+        ignored_markers=("</mm:think>",),
         calls=(
-            Calls(
+            ToolCallFormat(
                 begin="]<]minimax[>[<tool_call>\n",
                 call=(']<]minimax[>[<invoke name="', NAME, '">', ARGUMENTS, "]<]minimax[>[</invoke>\n"),
                 end="]<]minimax[>[</tool_call>",
-                syntax=Nested("]<]minimax[>["),
+                syntax=NestedArguments("]<]minimax[>["),
             ),
         ),
-        wants_thinking=True,
+        needs_reasoning_history=True,
     ),
-    Format(
+    ChatFormat(
         name="deepseek-v3.2",
-        signs=(("DSML", "function_calls"),),
-        thinking=THINK,
+        template_markers=(("DSML", "function_calls"),),
+        reasoning_tags=THINK,
         calls=(_dsml("function_calls"),),
-        wants_thinking=True,
+        needs_reasoning_history=True,
     ),
-    Format(
+    ChatFormat(
         name="deepseek-v4",
-        signs=(("DSML",),),
-        unlike=("function_calls",),
-        thinking=THINK,
+        template_markers=(("DSML",),),
+        excluded_markers=("function_calls",),
+        reasoning_tags=THINK,
         calls=(_dsml("tool_calls"),),
-        wants_thinking=True,
+        needs_reasoning_history=True,
     ),
-    Format(
+    ChatFormat(
         name="minicpm-5",
-        signs=(('<function name="', '<param name="'),),
-        thinking=THINK,
+        template_markers=(('<function name="', '<param name="'),),
+        reasoning_tags=THINK,
         calls=(
-            Calls(
+            ToolCallFormat(
                 call=('<function name="', NAME, '">', ARGUMENTS, "</function>"),
                 between="\n",
-                syntax=Tagged('<param name="', '">', "</param>"),
+                syntax=TaggedArguments('<param name="', '">', "</param>"),
             ),
         ),
     ),
-    Format(
+    ChatFormat(
         name="hunyuan-3",
-        signs=(("<tool_calls{}>", "<tool_sep{}>"),),
-        thinking=Frame("<think:opensource>", "</think:opensource>"),
+        template_markers=(("<tool_calls{}>", "<tool_sep{}>"),),
+        reasoning_tags=Tags("<think:opensource>", "</think:opensource>"),
         calls=(
-            Calls(
+            ToolCallFormat(
                 begin="<tool_calls:opensource>\n",
                 call=(
                     "<tool_call:opensource>",
@@ -132,7 +145,7 @@ FORMATS = (
                 ),
                 between="\n",
                 end="\n</tool_calls:opensource>",
-                syntax=Tagged(
+                syntax=TaggedArguments(
                     "<arg_key:opensource>",
                     "</arg_key:opensource>\n<arg_value:opensource>",
                     "</arg_value:opensource>\n",
@@ -140,19 +153,19 @@ FORMATS = (
             ),
         ),
     ),
-    Format(
+    ChatFormat(
         name="kimi-k3",
-        signs=(("<|open|>tools<|sep|>",),),
-        thinking=Frame("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
-        text=(Frame("<|open|>response<|sep|>", "<|close|>response<|sep|>"),),
-        noise=("<|close|>message<|sep|>",),
+        template_markers=(("<|open|>tools<|sep|>",),),
+        reasoning_tags=Tags("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+        answer_tags=(Tags("<|open|>response<|sep|>", "<|close|>response<|sep|>"),),
+        ignored_markers=("<|close|>message<|sep|>",),
         calls=(
-            Calls(
+            ToolCallFormat(
                 begin="<|open|>tools<|sep|>",
                 call=('<|open|>call tool="', NAME, '" index="', ID, '"<|sep|>', ARGUMENTS, "<|close|>call<|sep|>"),
                 end="<|close|>tools<|sep|>",
                 id="[0-9]{1,3}",
-                syntax=Tagged(
+                syntax=TaggedArguments(
                     '<|open|>argument key="',
                     '" type="string"<|sep|>',
                     "<|close|>argument<|sep|>",
@@ -160,6 +173,6 @@ FORMATS = (
                 ),
             ),
         ),
-        wants_thinking=True,
+        needs_reasoning_history=True,
     ),
 )

@@ -6,18 +6,18 @@
 The catalogue and the way to call stand in the system turn; the grammar does the rest.
 """
 
-from server.chat.format import ARGUMENTS, NAME, Calls, Format, Frame
+from server.chat.format import ARGUMENTS, NAME, ChatFormat, Tags, ToolCallFormat
 
-FORMAT = Format(
+FORMAT = ChatFormat(
     name="generic",
-    forced=True,
+    grammar_only=True,
     calls=(
-        Calls(
+        ToolCallFormat(
             begin='{"tool_calls": [',
             call=('{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}"),
             between=", ",
             end="]}",
         ),
     ),
-    text=(Frame('{"response": ', "}", json=True),),
+    answer_tags=(Tags('{"response": ', "}", json=True),),
 )

@@ -1,18 +1,18 @@
 """Hermes, Qwen 2.5, Qwen 3, Granite 4 and many more: a JSON object between `<tool_call>` tags."""
 
-from server.chat.format import ARGUMENTS, NAME, THINK, Calls, Format
+from server.chat.format import ARGUMENTS, NAME, THINK, ChatFormat, ToolCallFormat
 
 FORMATS = (
-    Format(
+    ChatFormat(
         name="hermes",
-        signs=(("<tool_call>", '"arguments":'), ("Reasoning Mode: ", "trained by Hugging Face")),
-        unlike=("<function=", "<arg_key>", "<tool_sep", "]<]minimax[>[", "<tool_calls>["),
-        thinking=THINK,
+        template_markers=(("<tool_call>", '"arguments":'), ("Reasoning Mode: ", "trained by Hugging Face")),
+        excluded_markers=("<function=", "<arg_key>", "<tool_sep", "]<]minimax[>[", "<tool_calls>["),
+        reasoning_tags=THINK,
         calls=(
-            Calls(
+            ToolCallFormat(
                 call=("<tool_call>", '\n{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}\n</tool_call>"),
                 between="\n",
-                bare=('{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}"),
+                untagged_call=('{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}"),
             ),
         ),
     ),

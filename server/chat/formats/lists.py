@@ -1,52 +1,52 @@
 """Families that write their calls as a JSON list behind a marker of their own."""
 
-from server.chat.format import ARGUMENTS, ID, NAME, THINK, Calls, Format, Frame
+from server.chat.format import ARGUMENTS, ID, NAME, THINK, ChatFormat, Tags, ToolCallFormat
 
 _CALL = ('{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}")
 
 FORMATS = (
-    Format(
+    ChatFormat(
         name="granite-3",
-        signs=(("<|tool_call|>",),),
-        unlike=("<|tool_call>",),
-        thinking=THINK,
-        text=(Frame("<response>", "</response>"),),
-        calls=(Calls(begin="<|tool_call|>[", call=_CALL, between=", ", end="]"),),
+        template_markers=(("<|tool_call|>",),),
+        excluded_markers=("<|tool_call>",),
+        reasoning_tags=THINK,
+        answer_tags=(Tags("<response>", "</response>"),),
+        calls=(ToolCallFormat(begin="<|tool_call|>[", call=_CALL, between=", ", end="]"),),
     ),
-    Format(
+    ChatFormat(
         name="nemotron-2",
-        signs=(("<TOOLCALL>[",),),
-        thinking=THINK,
-        calls=(Calls(begin="<TOOLCALL>[", call=_CALL, between=", ", end="]</TOOLCALL>"),),
+        template_markers=(("<TOOLCALL>[",),),
+        reasoning_tags=THINK,
+        calls=(ToolCallFormat(begin="<TOOLCALL>[", call=_CALL, between=", ", end="]</TOOLCALL>"),),
     ),
-    Format(
+    ChatFormat(
         name="apriel-1.5",
-        signs=(("<tool_calls>[", "<|assistant|>"),),
-        calls=(Calls(begin="<tool_calls>[", call=_CALL, between=", ", end="]</tool_calls>"),),
+        template_markers=(("<tool_calls>[", "<|assistant|>"),),
+        calls=(ToolCallFormat(begin="<tool_calls>[", call=_CALL, between=", ", end="]</tool_calls>"),),
     ),
-    Format(
+    ChatFormat(
         name="apriel-1.6",
-        signs=(("<tool_calls>[", "<|begin_assistant|>"),),
-        thinking=Frame("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
-        calls=(Calls(begin="<tool_calls>[", call=_CALL, between=", ", end="]</tool_calls>"),),
+        template_markers=(("<tool_calls>[", "<|begin_assistant|>"),),
+        reasoning_tags=Tags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+        calls=(ToolCallFormat(begin="<tool_calls>[", call=_CALL, between=", ", end="]</tool_calls>"),),
     ),
-    Format(
+    ChatFormat(
         name="minimax-m1",
-        signs=(("<tool_calls>", "<beginning_of_sentence>"),),
-        thinking=THINK,
-        calls=(Calls(begin="<tool_calls>\n", call=_CALL, between="\n", end="\n</tool_calls>"),),
+        template_markers=(("<tool_calls>", "<beginning_of_sentence>"),),
+        reasoning_tags=THINK,
+        calls=(ToolCallFormat(begin="<tool_calls>\n", call=_CALL, between="\n", end="\n</tool_calls>"),),
     ),
-    Format(
+    ChatFormat(
         name="firefunction-2",
-        signs=(("functools[",),),
-        calls=(Calls(begin=" functools[", call=_CALL, between=", ", end="]"),),
+        template_markers=(("functools[",),),
+        calls=(ToolCallFormat(begin=" functools[", call=_CALL, between=", ", end="]"),),
     ),
-    Format(
+    ChatFormat(
         name="apertus",
-        signs=(("<|tools_prefix|>",),),
-        thinking=Frame("<|inner_prefix|>", "<|inner_suffix|>"),
+        template_markers=(("<|tools_prefix|>",),),
+        reasoning_tags=Tags("<|inner_prefix|>", "<|inner_suffix|>"),
         calls=(
-            Calls(
+            ToolCallFormat(
                 begin="<|tools_prefix|>[",
                 call=('{"', NAME, '": ', ARGUMENTS, "}"),
                 between=", ",
@@ -54,13 +54,13 @@ FORMATS = (
             ),
         ),
     ),
-    Format(
+    ChatFormat(
         name="command-r7b",
-        signs=(("<|START_ACTION|>",),),
-        thinking=Frame("<|START_THINKING|>", "<|END_THINKING|>"),
-        text=(Frame("<|START_RESPONSE|>", "<|END_RESPONSE|>"), Frame("<|START_TEXT|>", "<|END_TEXT|>")),
+        template_markers=(("<|START_ACTION|>",),),
+        reasoning_tags=Tags("<|START_THINKING|>", "<|END_THINKING|>"),
+        answer_tags=(Tags("<|START_RESPONSE|>", "<|END_RESPONSE|>"), Tags("<|START_TEXT|>", "<|END_TEXT|>")),
         calls=(
-            Calls(
+            ToolCallFormat(
                 begin="<|START_ACTION|>[\n    ",
                 call=('{"tool_call_id": "', ID, '", "tool_name": "', NAME, '", "parameters": ', ARGUMENTS, "}"),
                 between=",\n    ",
@@ -68,13 +68,13 @@ FORMATS = (
                 id="[0-9]{1,2}",
             ),
         ),
-        wants_thinking=True,
+        needs_reasoning_history=True,
     ),
-    Format(
+    ChatFormat(
         name="command-r-plus",
-        signs=(("Action:\n```json", "<|CHATBOT_TOKEN|>"),),
+        template_markers=(("Action:\n```json", "<|CHATBOT_TOKEN|>"),),
         calls=tuple(
-            Calls(
+            ToolCallFormat(
                 begin=f"{action}[\n    ",
                 call=('{\n        "tool_name": "', NAME, '",\n        "parameters": ', ARGUMENTS, "\n    }"),
                 between=",\n    ",

@@ -1,25 +1,25 @@
 """Families that write arguments as literals: Python calls (LFM2) and Gemma 4's notation with bare keys."""
 
-from server.chat.format import ARGUMENTS, GEMMA, NAME, PYTHON, THINK, Calls, Format, Frame
+from server.chat.format import ARGUMENTS, GEMMA, NAME, PYTHON, THINK, ChatFormat, Tags, ToolCallFormat
 
 FORMATS = (
-    Format(
+    ChatFormat(
         name="lfm-2",
-        signs=(
+        template_markers=(
             ("List of tools: <|tool_list_start|>[",),
             ("List of tools: [", "<|im_start|>"),
             ("<|tool_call_start|>[",),
         ),
-        thinking=THINK,
+        reasoning_tags=THINK,
         calls=(
-            Calls(
+            ToolCallFormat(
                 begin="<|tool_call_start|>[",
                 call=(NAME, "(", ARGUMENTS, ")"),
                 between=", ",
                 end="]<|tool_call_end|>",
                 syntax=PYTHON,
             ),
-            Calls(
+            ToolCallFormat(
                 begin="<|tool_call_start|>[",
                 call=('{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}"),
                 between=", ",
@@ -27,12 +27,12 @@ FORMATS = (
             ),
         ),
     ),
-    Format(
+    ChatFormat(
         name="gemma-4",
-        signs=(("<|tool_call>call:",),),
-        thinking=Frame("<|channel>thought\n", "<channel|>"),
-        noise=("<channel|>",),
+        template_markers=(("<|tool_call>call:",),),
+        reasoning_tags=Tags("<|channel>thought\n", "<channel|>"),
+        ignored_markers=("<channel|>",),
         own_space=True,
-        calls=(Calls(call=("<|tool_call>call:", NAME, ARGUMENTS, "<tool_call|>"), syntax=GEMMA),),
+        calls=(ToolCallFormat(call=("<|tool_call>call:", NAME, ARGUMENTS, "<tool_call|>"), syntax=GEMMA),),
     ),
 )

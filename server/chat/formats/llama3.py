@@ -4,16 +4,20 @@ The opening brace is common text, so a call is one only where the answer begins 
 than one call in a turn.
 """
 
-from server.chat.format import ARGUMENTS, NAME, Calls, Format
+from server.chat.format import ARGUMENTS, NAME, ChatFormat, ToolCallFormat
 
 FORMATS = (
-    Format(
+    ChatFormat(
         name="llama3",
-        signs=(("Environment: ipython", '"parameters": '),),
-        unlike=("<function=", ">>>"),
+        template_markers=(("Environment: ipython", '"parameters": '),),
+        excluded_markers=("<function=", ">>>"),
         calls=(
-            Calls(call=('{"name": "', NAME, '", "parameters": ', ARGUMENTS, "}"), anchored=True, most=1),
-            Calls(call=("<|python_tag|>", '{"name": "', NAME, '", "parameters": ', ARGUMENTS, "}"), most=1),
+            ToolCallFormat(
+                call=('{"name": "', NAME, '", "parameters": ', ARGUMENTS, "}"), only_at_start=True, max_calls=1
+            ),
+            ToolCallFormat(
+                call=("<|python_tag|>", '{"name": "', NAME, '", "parameters": ', ARGUMENTS, "}"), max_calls=1
+            ),
         ),
     ),
 )

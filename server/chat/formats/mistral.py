@@ -1,36 +1,36 @@
 """Mistral: `[TOOL_CALLS]`, as a JSON list with ids (Nemo), with the id in brackets (Small 3.2), or without ids."""
 
-from server.chat.format import ARGUMENTS, ID, NAME, Calls, Format, Frame
+from server.chat.format import ARGUMENTS, ID, NAME, ChatFormat, Tags, ToolCallFormat
 
-_THINK = Frame("[THINK]", "[/THINK]")
+_THINK = Tags("[THINK]", "[/THINK]")
 
 FORMATS = (
-    Format(
+    ChatFormat(
         name="mistral-nemo",
-        signs=(("[TOOL_CALLS]",),),
-        unlike=("[ARGS]",),
+        template_markers=(("[TOOL_CALLS]",),),
+        excluded_markers=("[ARGS]",),
         calls=(
-            Calls(
+            ToolCallFormat(
                 begin="[TOOL_CALLS][",
                 call=('{"name": "', NAME, '", "arguments": ', ARGUMENTS, ', "id": "', ID, '"}'),
                 between=", ",
                 end="]",
             ),
         ),
-        ids="{short}",
+        id_template="{short}",
     ),
-    Format(
+    ChatFormat(
         name="mistral-call-id",
-        signs=(("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),),
-        calls=(Calls(call=("[TOOL_CALLS]", NAME, "[CALL_ID]", ID, "[ARGS]", ARGUMENTS)),),
-        ids="{short}",
+        template_markers=(("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),),
+        calls=(ToolCallFormat(call=("[TOOL_CALLS]", NAME, "[CALL_ID]", ID, "[ARGS]", ARGUMENTS)),),
+        id_template="{short}",
     ),
-    Format(
+    ChatFormat(
         name="mistral-args",
-        signs=(("[TOOL_CALLS]", "[ARGS]"),),
-        unlike=("[CALL_ID]",),
-        thinking=_THINK,
-        calls=(Calls(call=("[TOOL_CALLS]", NAME, "[ARGS]", ARGUMENTS)),),
-        ids="{short}",
+        template_markers=(("[TOOL_CALLS]", "[ARGS]"),),
+        excluded_markers=("[CALL_ID]",),
+        reasoning_tags=_THINK,
+        calls=(ToolCallFormat(call=("[TOOL_CALLS]", NAME, "[ARGS]", ARGUMENTS)),),
+        id_template="{short}",
     ),
 )

@@ -1,14 +1,14 @@
 """Families whose calls stand between control tokens, each call's arguments one JSON object."""
 
-from server.chat.format import AGAIN, ARGUMENTS, ID, NAME, THINK, Calls, Format, Frame, Tagged
+from server.chat.format import ARGUMENTS, ID, NAME, NAME_AGAIN, THINK, ChatFormat, TaggedArguments, Tags, ToolCallFormat
 
 FORMATS = (
-    Format(
+    ChatFormat(
         name="deepseek-r1",
-        signs=(("<｜tool▁calls▁begin｜>", "```json"),),
-        thinking=THINK,
+        template_markers=(("<｜tool▁calls▁begin｜>", "```json"),),
+        reasoning_tags=THINK,
         calls=(
-            Calls(
+            ToolCallFormat(
                 begin="<｜tool▁calls▁begin｜>",
                 call=(
                     "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
@@ -22,25 +22,25 @@ FORMATS = (
             ),
         ),
     ),
-    Format(
+    ChatFormat(
         name="deepseek-v3.1",
-        signs=(("<｜tool▁calls▁begin｜>",),),
-        unlike=("```json",),
-        thinking=THINK,
+        template_markers=(("<｜tool▁calls▁begin｜>",),),
+        excluded_markers=("```json",),
+        reasoning_tags=THINK,
         calls=(
-            Calls(
+            ToolCallFormat(
                 begin="<｜tool▁calls▁begin｜>",
                 call=("<｜tool▁call▁begin｜>", NAME, "<｜tool▁sep｜>", ARGUMENTS, "<｜tool▁call▁end｜>"),
                 end="<｜tool▁calls▁end｜>",
             ),
         ),
     ),
-    Format(
+    ChatFormat(
         name="kimi-k2",
-        signs=(("<|tool_calls_section_begin|>",),),
-        thinking=THINK,
+        template_markers=(("<|tool_calls_section_begin|>",),),
+        reasoning_tags=THINK,
         calls=(
-            Calls(
+            ToolCallFormat(
                 begin="<|tool_calls_section_begin|>",
                 call=(
                     "<|tool_call_begin|>functions.",
@@ -55,15 +55,15 @@ FORMATS = (
                 id="[0-9]{1,3}",
             ),
         ),
-        ids="functions.{name}:{index}",
-        wants_thinking=True,
+        id_template="functions.{name}:{index}",
+        needs_reasoning_history=True,
     ),
-    Format(
+    ChatFormat(
         name="gigachat-3",
-        signs=(("function call<|role_sep|>",),),
-        unlike=("<|function_call|>",),
+        template_markers=(("function call<|role_sep|>",),),
+        excluded_markers=("<|function_call|>",),
         calls=(
-            Calls(
+            ToolCallFormat(
                 call=(
                     "<|message_sep|>\n\nfunction call<|role_sep|>",
                     '\n{"name": "',
@@ -72,25 +72,29 @@ FORMATS = (
                     ARGUMENTS,
                     "}",
                 ),
-                most=1,
+                max_calls=1,
             ),
         ),
     ),
-    Format(
+    ChatFormat(
         name="gigachat-3.1",
-        signs=(("<|function_call|>", "<|message_sep|>"),),
-        calls=(Calls(call=("<|function_call|>", '{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}"), most=1),),
-    ),
-    Format(
-        name="solar-open",
-        signs=(("<|tool_call:begin|>", "<|tool_calls|>"),),
-        thinking=Frame("<|think|>", "<|end|>"),
-        text=(Frame("<|content|>", "<|end|>"),),
-        noise=("<|begin|>assistant", "<|calls|>"),
-        own_space=True,
-        next="<|begin|>assistant",
+        template_markers=(("<|function_call|>", "<|message_sep|>"),),
         calls=(
-            Calls(
+            ToolCallFormat(
+                call=("<|function_call|>", '{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}"), max_calls=1
+            ),
+        ),
+    ),
+    ChatFormat(
+        name="solar-open",
+        template_markers=(("<|tool_call:begin|>", "<|tool_calls|>"),),
+        reasoning_tags=Tags("<|think|>", "<|end|>"),
+        answer_tags=(Tags("<|content|>", "<|end|>"),),
+        ignored_markers=("<|begin|>assistant", "<|calls|>"),
+        own_space=True,
+        separator="<|begin|>assistant",
+        calls=(
+            ToolCallFormat(
                 begin="<|tool_calls|>",
                 call=(
                     "<|tool_call:begin|>",
@@ -104,64 +108,69 @@ FORMATS = (
             ),
         ),
     ),
-    Format(
+    ChatFormat(
         name="gpt-oss",
-        signs=(("<|channel|>", "<|message|>", "to=functions"),),
-        thinking=Frame("<|channel|>analysis<|message|>", "<|end|>"),
-        text=(
-            Frame("<|channel|>final<|message|>", "<|end|>"),
-            Frame("<|channel|>commentary<|message|>", "<|end|>"),
-            Frame("<|channel|>final <|constrain|>json<|message|>", "<|end|>"),
+        template_markers=(("<|channel|>", "<|message|>", "to=functions"),),
+        reasoning_tags=Tags("<|channel|>analysis<|message|>", "<|end|>"),
+        answer_tags=(
+            Tags("<|channel|>final<|message|>", "<|end|>"),
+            Tags("<|channel|>commentary<|message|>", "<|end|>"),
+            Tags("<|channel|>final <|constrain|>json<|message|>", "<|end|>"),
         ),
-        noise=("<|start|>assistant", "<|call|>", "<|return|>"),
-        next="<|start|>assistant",
+        ignored_markers=("<|start|>assistant", "<|call|>", "<|return|>"),
+        separator="<|start|>assistant",
         calls=(
-            Calls(
-                call=("<|channel|>commentary to=functions.", NAME, " <|constrain|>json<|message|>", ARGUMENTS), most=1
+            ToolCallFormat(
+                call=("<|channel|>commentary to=functions.", NAME, " <|constrain|>json<|message|>", ARGUMENTS),
+                max_calls=1,
             ),
-            Calls(call=("<|channel|>analysis to=functions.", NAME, " <|constrain|>json<|message|>", ARGUMENTS), most=1),
-            Calls(
-                call=(" to=functions.", NAME, "<|channel|>commentary <|constrain|>json<|message|>", ARGUMENTS), most=1
+            ToolCallFormat(
+                call=("<|channel|>analysis to=functions.", NAME, " <|constrain|>json<|message|>", ARGUMENTS),
+                max_calls=1,
+            ),
+            ToolCallFormat(
+                call=(" to=functions.", NAME, "<|channel|>commentary <|constrain|>json<|message|>", ARGUMENTS),
+                max_calls=1,
             ),
         ),
-        wants_thinking=True,
+        needs_reasoning_history=True,
     ),
-    Format(
+    ChatFormat(
         name="functionary-3.2",
-        signs=((">>>all", "<|start_header_id|>"),),
-        framed=True,
-        lead=">>>",
-        text=(Frame(">>>all\n", ""),),
-        calls=(Calls(call=(">>>", NAME, "\n", ARGUMENTS)),),
+        template_markers=((">>>all", "<|start_header_id|>"),),
+        always_tagged=True,
+        prompt_opening=">>>",
+        answer_tags=(Tags(">>>all\n", ""),),
+        calls=(ToolCallFormat(call=(">>>", NAME, "\n", ARGUMENTS)),),
     ),
-    Format(
+    ChatFormat(
         name="muse-glimmer",
-        signs=(("<atem:function_calls>",),),
-        framed=True,
-        thinking=Frame(" to=self<|message|>", "<|eom|>"),
-        text=(Frame(" to=user<|message|>", "<|eom|>"),),
-        noise=("<|start|>assistant", "<|eom|>", "<|eot|>"),
-        next="<|start|>assistant",
+        template_markers=(("<atem:function_calls>",),),
+        always_tagged=True,
+        reasoning_tags=Tags(" to=self<|message|>", "<|eom|>"),
+        answer_tags=(Tags(" to=user<|message|>", "<|eom|>"),),
+        ignored_markers=("<|start|>assistant", "<|eom|>", "<|eot|>"),
+        separator="<|start|>assistant",
         calls=(
-            Calls(
+            ToolCallFormat(
                 call=(
                     " to=",
                     NAME,
                     '<|message|><atem:function_calls>\n<atem:invoke name="',
-                    AGAIN,
+                    NAME_AGAIN,
                     '">\n',
                     ARGUMENTS,
                     "</atem:invoke>\n</atem:function_calls>",
                 ),
                 between="<|eom|><|start|>assistant",
-                syntax=Tagged('<atem:parameter name="', '">', "</atem:parameter>\n"),
+                syntax=TaggedArguments('<atem:parameter name="', '">', "</atem:parameter>\n"),
             ),
         ),
     ),
-    Format(
+    ChatFormat(
         name="functionary-3.1",
-        signs=(("<function=", "</function>", "<|python_tag|>"),),
-        unlike=("<parameter=",),
-        calls=(Calls(call=("<function=", NAME, ">", ARGUMENTS, "</function>")),),
+        template_markers=(("<function=", "</function>", "<|python_tag|>"),),
+        excluded_markers=("<parameter=",),
+        calls=(ToolCallFormat(call=("<function=", NAME, ">", ARGUMENTS, "</function>")),),
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from server.chat.format import Literals, Nested, Syntax, Tagged, Types
+from server.chat.format import ArgumentSyntax, LiteralArguments, NestedArguments, TaggedArguments, Types
 from server.chat.reader import Reader, Steps
 from server.chat.syntax.elements import read_elements
 from server.chat.syntax.literals import read_pairs
@@ -13,18 +13,18 @@ from server.chat.syntax.objects import read_object
 
 
 def read_arguments(
-    reader: Reader, emit: Callable[[str], None], syntax: Syntax, types: Types, after: str, end: str = ""
+    reader: Reader, emit: Callable[[str], None], syntax: ArgumentSyntax, types: Types, after: str, end: str = ""
 ) -> Steps[str]:
     """One call's arguments; `after` is the literal that follows them, `end` what follows that if it may be the turn's
     only call. What of `after` is still to be read is returned: syntaxes that know their end only by it have read it."""
     match syntax:
-        case Tagged() as tags:
+        case TaggedArguments() as tags:
             yield from read_elements(reader, emit, tags, types, after)
             return ""
-        case Literals() as notation:
+        case LiteralArguments() as notation:
             yield from read_pairs(reader, emit, notation, types, notation.close or after, end)
             return after if notation.close else ""
-        case Nested():
+        case NestedArguments():
             yield from read_nested(reader, emit, syntax, types, after)
             return ""
         case _:

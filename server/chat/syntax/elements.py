@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from server.chat.format import ANY_TYPE, Tagged, Types
+from server.chat.format import ANY_TYPE, TaggedArguments, Types
 from server.chat.reader import MalformedOutput, OutputEnded, Reader, Steps, tokens
 from server.chat.spell import json_type
 from server.chat.syntax.objects import NOTHING, value
@@ -13,7 +13,9 @@ from server.wire import quoted
 _WRONG = "the arguments of a call are not written as their format has them"
 
 
-def read_elements(reader: Reader, emit: Callable[[str], None], tags: Tagged, types: Types, after: str) -> Steps[None]:
+def read_elements(
+    reader: Reader, emit: Callable[[str], None], tags: TaggedArguments, types: Types, after: str
+) -> Steps[None]:
     """One element an argument, up to and with the literal that follows them all."""
     seen: set[str] = set()
     emit("{")
@@ -32,7 +34,7 @@ def read_elements(reader: Reader, emit: Callable[[str], None], tags: Tagged, typ
     emit("}")
 
 
-def _key(reader: Reader, tags: Tagged, types: Types) -> Steps[tuple[str, Sequence[str]]]:
+def _key(reader: Reader, tags: TaggedArguments, types: Types) -> Steps[tuple[str, Sequence[str]]]:
     """An argument's name and the types its value may have."""
     kinds = dict(tags.typed) or {"": tags.named}
     key = (yield from reader.text_until(tokens(next(iter(kinds.values())))[0])).strip()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from server.chat.format import ANY_TYPE, Literals, Types
+from server.chat.format import ANY_TYPE, LiteralArguments, Types
 from server.chat.kinds import Members
 from server.chat.reader import MalformedOutput, OutputEnded, Reader, Steps
 from server.chat.syntax.copied import read_copied, read_wrapped
@@ -19,7 +19,7 @@ _QUOTE = "a string of a call holds a quote that is not escaped"
 
 
 def read_pairs(
-    reader: Reader, emit: Callable[[str], None], notation: Literals, types: Types, after: str, end: str = ""
+    reader: Reader, emit: Callable[[str], None], notation: LiteralArguments, types: Types, after: str, end: str = ""
 ) -> Steps[None]:
     """`key=value, …` up to and with the literal that follows; `end`: what comes behind that if this may be all."""
     values = _Values(reader, emit, notation)
@@ -51,7 +51,7 @@ def read_pairs(
 class _Values:
     """Reads values of one notation."""
 
-    def __init__(self, reader: Reader, emit: Callable[[str], None], notation: Literals) -> None:
+    def __init__(self, reader: Reader, emit: Callable[[str], None], notation: LiteralArguments) -> None:
         self._reader = reader
         self._emit = emit
         self._notation = notation
@@ -120,7 +120,7 @@ class _Values:
         self._emit(": ")
 
 
-def _word(notation: Literals, word: str, types: Sequence[str]) -> str:
+def _word(notation: LiteralArguments, word: str, types: Sequence[str]) -> str:
     """The JSON of a bare word: a number, one of the notation's (or JSON's) names, or a string where only that fits."""
     if types == ("string",):
         return quoted(word)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from server.chat.format import ANY_TYPE, Nested, Types
-from server.chat.kinds import Kinds
+from server.chat.format import ANY_TYPE, NestedArguments, Types
+from server.chat.kinds import SchemaTypes
 from server.chat.reader import MalformedOutput, OutputEnded, Reader, Steps
 from server.chat.spell import json_type
 from server.chat.syntax.objects import NOTHING, value
@@ -18,7 +18,9 @@ _EMPTY = (("string", '""'), ("array", "[]"), ("object", "{}"), ("null", "null"))
 """What an element without content is, by the first of these types that it may have."""
 
 
-def read_nested(reader: Reader, emit: Callable[[str], None], syntax: Nested, types: Types, after: str) -> Steps[None]:
+def read_nested(
+    reader: Reader, emit: Callable[[str], None], syntax: NestedArguments, types: Types, after: str
+) -> Steps[None]:
     """The elements up to and with the literal that follows them all, a closing tag."""
     elements = _Elements(reader, emit, syntax)
 
@@ -31,7 +33,7 @@ def read_nested(reader: Reader, emit: Callable[[str], None], syntax: Nested, typ
 
 
 class _Elements:
-    def __init__(self, reader: Reader, emit: Callable[[str], None], syntax: Nested) -> None:
+    def __init__(self, reader: Reader, emit: Callable[[str], None], syntax: NestedArguments) -> None:
         self._reader = reader
         self._emit = emit
         self._syntax = syntax
@@ -92,9 +94,9 @@ class _Elements:
         elif text.strip() or not {"array", "object"} & set(kinds):
             raise MalformedOutput(_WRONG)
         elif "array" in kinds and (tag == f"<{self._syntax.item}" or "object" not in kinds):
-            yield from self._items(tag, end, kinds.item() if isinstance(kinds, Kinds) else ANY_TYPE, depth)
+            yield from self._items(tag, end, kinds.item() if isinstance(kinds, SchemaTypes) else ANY_TYPE, depth)
         else:
-            member = kinds.member if isinstance(kinds, Kinds) else lambda name: ANY_TYPE
+            member = kinds.member if isinstance(kinds, SchemaTypes) else lambda name: ANY_TYPE
             yield from self.members(tag, end, member, depth)
 
     def _text(self) -> Steps[None]:

@@ -1,5 +1,5 @@
 """The OpenAI API over the same runtime: models, chat completions and stateless responses."""
 
-from server.http.openai.api import OpenAI
+from server.http.openai.api import OpenAIApi
 
-__all__ = ["OpenAI"]
+__all__ = ["OpenAIApi"]

@@ -14,8 +14,8 @@ from server.http.asgi import (
     App,
     Asgi,
     ClientGone,
+    HttpError,
     Receive,
-    Refused,
     Scope,
     Send,
     read_body,
@@ -30,14 +30,14 @@ from server.http.openai.errors import ApiError, failed, refused
 from server.http.openai.reading import read_json
 from server.http.streaming import EventStream
 from server.runtime import Caller, Endpoint, Runtime
-from server.runtime.connections import Connection
+from server.runtime.connections import ServedModel
 from server.state import TokenStore
 from server.wire.records import WireError
 
-Read = Callable[[Mapping[str, Any]], chat.ChatRequest | responses.ResponseRequest]
+Read = Callable[[Mapping[str, Any]], chat.ChatRequest | responses.ResponsesRequest]
 
 
-class OpenAI:
+class OpenAIApi:
     """The routes of one runtime, stateless: nothing of a request outlives its answer."""
 
     def __init__(self, runtime: Runtime, tokens: TokenStore) -> None:
@@ -76,7 +76,7 @@ class OpenAI:
                 await route(scope, receive, send)
             except ApiError as error:
                 await error.respond(send)
-            except Refused as given:
+            except HttpError as given:
                 await refused(given).respond(send)
             except ClientGone:
                 pass
@@ -89,7 +89,7 @@ class OpenAI:
         limits = self._runtime.limits
         body = await read_body(scope, receive, limits.body_bytes)
 
-        def asking(body: bytes) -> chat.ChatRequest | responses.ResponseRequest:
+        def asking(body: bytes) -> chat.ChatRequest | responses.ResponsesRequest:
             return read(read_json(body, max_depth=limits.json_depth))
 
         asked = await read_with(asking, body)
@@ -130,7 +130,7 @@ class OpenAI:
         name = caller.endpoint.token
         return replace(caller, endpoint=Endpoint(token=name, identity=name))
 
-    def _connection(self, model: str) -> Connection:
+    def _connection(self, model: str) -> ServedModel:
         """The connection of this key, else the first of this model. Raises ApiError(404)."""
         offered = [each for each in self._runtime.connections if each.enabled]
         for each in offered:
@@ -141,5 +141,5 @@ class OpenAI:
                 return each
         raise ApiError(404, "no such model is offered", code="model_not_found", param="model")
 
-    def _model(self, connection: Connection) -> dict[str, Any]:
+    def _model(self, connection: ServedModel) -> dict[str, Any]:
         return {"id": connection.key, "object": "model", "created": self._started, "owned_by": "nap-llm"}

@@ -11,9 +11,9 @@ from server.http.openai.errors import bad, failed
 from server.http.openai.reading import (
     MAX_LOGPROBS,
     SAMPLING,
-    Asked,
-    Format,
-    Policy,
+    ParameterPolicy,
+    ParsedRequest,
+    ResponseFormat,
     boolean,
     check_messages,
     check_parameters,
@@ -30,7 +30,7 @@ from server.http.openai.reading import (
     result,
     text,
 )
-from server.http.openai.writing import AnswerTokens, arguments_text
+from server.http.openai.writing import LogprobCursor, arguments_text
 from server.runtime import LiveGeneration
 from server.wire import encode
 from server.wire.records import (
@@ -47,13 +47,13 @@ from server.wire.records import (
     WireError,
 )
 
-PARAMETERS = Policy(
+PARAMETERS = ParameterPolicy(
     honoured=frozenset(
         SAMPLING
         | {"model", "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "stop", "temperature"}
         | {"max_tokens", "max_completion_tokens", "logprobs", "top_logprobs", "stream", "stream_options"}
     ),
-    neutral={
+    accepted_defaults={
         "n": (1, 1.0),
         "store": (False,),
         "frequency_penalty": (0, 0.0),
@@ -75,17 +75,17 @@ _FINISH = {"stop": "stop", "length": "length", "toolUse": "tool_calls", "refusal
 
 
 @dataclass(slots=True)
-class ChatRequest(Asked):
+class ChatRequest(ParsedRequest):
     include_usage: bool = False
 
-    def writer(self, live: LiveGeneration) -> ChatWriter:
-        return ChatWriter(live, self)
+    def writer(self, live: LiveGeneration) -> ChatCompletionWriter:
+        return ChatCompletionWriter(live, self)
 
 
 def read(body: Mapping[str, Any]) -> ChatRequest:
     """Raises ApiError(400) naming the parameter."""
     given = check_parameters(body, PARAMETERS, ("model", "messages"))
-    format = _format(given["response_format"]) if "response_format" in given else Format()
+    format = _format(given["response_format"]) if "response_format" in given else ResponseFormat()
     common = read_common(given, format, _tool, _function_name)
     return ChatRequest(
         **common,
@@ -135,12 +135,12 @@ def _function_name(value: Any, at: str) -> str:
     return text(members(given["function"], f"{at}.function", ("name",))["name"], f"{at}.function.name")
 
 
-def _format(value: Any) -> Format:
+def _format(value: Any) -> ResponseFormat:
     at = "response_format"
     given = members(value, at, ("type",), ("json_schema",))
     kind = one_of(given["type"], f"{at}.type", ("text", "json_object", "json_schema"))
     if kind != "json_schema":
-        return Format(json=kind == "json_object")
+        return ResponseFormat(json=kind == "json_object")
     if "json_schema" not in given:
         raise bad(f"{at}.json_schema is missing", f"{at}.json_schema")
     where = f"{at}.json_schema"
@@ -226,13 +226,13 @@ def _part(value: Any, at: str) -> TextPart | ImagePart:
 # --- answers
 
 
-class ChatWriter:
+class ChatCompletionWriter:
     """One generation as a completion, or as its chunks."""
 
     def __init__(self, live: LiveGeneration, asked: ChatRequest) -> None:
         self._live = live
         self._asked = asked
-        self._tokens = AnswerTokens(live)
+        self._tokens = LogprobCursor(live)
         self._calls: dict[int, int] = {}
         self._begun = False
 

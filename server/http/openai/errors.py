@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.http.asgi import Headers, Refused, Send, respond_json
+from server.http.asgi import Headers, HttpError, Send, respond_json
 from server.wire.records import WireError
 
 _STATUS = {
@@ -65,7 +65,7 @@ def failed(error: WireError, *, retry_after: int = 0) -> ApiError:
     return ApiError(_STATUS[error.code], error.message, code=error.code.replace("-", "_"), headers=headers)
 
 
-def refused(given: Refused) -> ApiError:
+def refused(given: HttpError) -> ApiError:
     """What the routes of all projections refuse alike."""
     code = {401: "invalid_api_key", 413: "request_too_large"}.get(given.status)
     return ApiError(given.status, given.error.message, code=code, headers=given.headers)

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from server.engine.params import PARAMS, Param
 from server.http.openai.errors import bad
-from server.runtime import Options
+from server.runtime import GenerationOptions
 from server.wire import check_history, fields, strict_json
 from server.wire.envelopes import DEFAULT_PARAMETERS
 from server.wire.records import (
@@ -53,17 +53,17 @@ INERT = {
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class ParameterPolicy:
     """What becomes of a projection's parameters: by name, those honoured; those without effect; and those known and
     not honoured, each with the values that ask for nothing."""
 
     honoured: frozenset[str]
-    neutral: Mapping[str, tuple[Any, ...]]
-    inert: frozenset[str] = frozenset(INERT)
+    accepted_defaults: Mapping[str, tuple[Any, ...]]
+    ignored: frozenset[str] = frozenset(INERT)
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class ResponseFormat:
     """The form of the answer."""
 
     json: bool = False
@@ -71,7 +71,7 @@ class Format:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ToolChoiceSpec:
     """`tool_choice` as our records have it."""
 
     choice: ToolChoice | None = None
@@ -79,14 +79,14 @@ class Choice:
 
 
 @dataclass(slots=True)
-class Asked:
+class ParsedRequest:
     """One request, read."""
 
     model: str
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
-    choice: Choice = field(default_factory=Choice)
-    format: Format = field(default_factory=Format)
+    choice: ToolChoiceSpec = field(default_factory=ToolChoiceSpec)
+    format: ResponseFormat = field(default_factory=ResponseFormat)
     parallel: bool = True
     max_tokens: int | None = None
     temperature: float | None = None
@@ -108,12 +108,12 @@ class Asked:
             tool_choice=self.choice.choice,
         )
 
-    def options(self, connection: str) -> Options:
-        return Options(
+    def options(self, connection: str) -> GenerationOptions:
+        return GenerationOptions(
             connection=connection,
             sampling=self.sampling,
-            schema=self.format.schema,
-            allowed=self.choice.allowed,
+            response_schema=self.format.schema,
+            allowed_tools=self.choice.allowed,
             parallel=self.parallel,
             stop=self.stop,
             logprobs=self.logprobs,
@@ -135,15 +135,17 @@ def read_json(body: bytes, *, max_depth: int) -> dict[str, Any]:
     return parsed.value
 
 
-def check_parameters(body: Mapping[str, Any], policy: Policy, required: tuple[str, ...]) -> dict[str, Any]:
+def check_parameters(body: Mapping[str, Any], policy: ParameterPolicy, required: tuple[str, ...]) -> dict[str, Any]:
     """The parameters that are honoured and given; null is as good as absent. Raises ApiError(400) by name."""
     for name, value in body.items():
-        if name in policy.honoured or name in policy.inert:
+        if name in policy.honoured or name in policy.ignored:
             continue
         shown = name if name.isidentifier() and name.isascii() and len(name) <= 64 else None
-        if name not in policy.neutral:
+        if name not in policy.accepted_defaults:
             raise bad(f"unknown parameter{': ' + shown if shown else ''}", shown, "unknown_parameter")
-        if value is not None and not any(type(value) is type(each) and value == each for each in policy.neutral[name]):
+        if value is not None and not any(
+            type(value) is type(each) and value == each for each in policy.accepted_defaults[name]
+        ):
             raise bad(f"{name} is not supported with this value", name, "unsupported_parameter")
     given = {name: value for name, value in body.items() if name in policy.honoured and value is not None}
     for name in required:
@@ -215,19 +217,19 @@ def _named(at: str, read: Callable[[], T]) -> T:
 
 def read_common(
     given: Mapping[str, Any],
-    format: Format,
+    format: ResponseFormat,
     tool: Callable[[Any, str], Tool],
     function_name: Callable[[Any, str], str],
 ) -> dict[str, Any]:
     """The members of `Asked` that all requests have alike; `tool` and `function_name` read the forms that differ."""
     tools = check_tools(items(given.get("tools", []), "tools", tool))
-    choice = read_choice(given["tool_choice"], function_name) if "tool_choice" in given else Choice()
+    choice = read_choice(given["tool_choice"], function_name) if "tool_choice" in given else ToolChoiceSpec()
     stop = read_stop(given["stop"]) if "stop" in given else ()
     check_stop(stop, format)
     return {
         "model": text(given["model"], "model"),
         "tools": tools,
-        "choice": choose(choice, tools),
+        "choice": check_choice(choice, tools),
         "format": format,
         "parallel": boolean(given.get("parallel_tool_calls", True), "parallel_tool_calls"),
         "temperature": _sampler_param(given, PARAMS["temperature"]) if "temperature" in given else None,
@@ -275,38 +277,40 @@ def check_tools(tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
     return tools
 
 
-def choose(choice: Choice, tools: Sequence[Tool]) -> Choice:
+def check_choice(choice: ToolChoiceSpec, tools: Sequence[Tool]) -> ToolChoiceSpec:
     """A choice as it applies to the tools at hand. Raises ApiError(400) where it names others."""
     if not tools:
         if choice.choice in (None, "none", "auto") and choice.allowed is None:
-            return Choice()
+            return ToolChoiceSpec()
         raise bad("tool_choice needs tools", "tool_choice")
     names = {tool.name for tool in tools}
     wanted = {choice.choice.name} if isinstance(choice.choice, NamedTool) else (choice.allowed or set())
     if not wanted <= names:
         raise bad("tool_choice names a tool that is not among tools", "tool_choice")
-    return Choice(choice.choice or "auto", choice.allowed)
+    return ToolChoiceSpec(choice.choice or "auto", choice.allowed)
 
 
-def read_choice(value: Any, name_of: Callable[[Any, str], str]) -> Choice:
+def read_choice(value: Any, name_of: Callable[[Any, str], str]) -> ToolChoiceSpec:
     """`tool_choice`; `name_of` reads the name of a function where one is chosen or allowed."""
     at = "tool_choice"
     if isinstance(value, str):
-        return Choice(cast(Literal["auto", "none", "required"], one_of(value, at, ("auto", "none", "required"))))
+        return ToolChoiceSpec(
+            cast(Literal["auto", "none", "required"], one_of(value, at, ("auto", "none", "required")))
+        )
     if not isinstance(value, dict):
         raise bad(f"{at} must be text or an object", at)
     if one_of(value.get("type"), f"{at}.type", ("function", "allowed_tools")) == "function":
-        return Choice(NamedTool(name_of(value, at)))
+        return ToolChoiceSpec(NamedTool(name_of(value, at)))
     inner, where = value, at
     if "allowed_tools" in value:
         inner, where = members(value, at, ("type", "allowed_tools"))["allowed_tools"], f"{at}.allowed_tools"
     given = members(inner, where, ("mode", "tools"), ("type",))
     mode = one_of(given["mode"], f"{where}.mode", ("auto", "required"))
     allowed = items(given["tools"], f"{where}.tools", name_of, empty=False)
-    return Choice(cast(Literal["auto", "required"], mode), frozenset(allowed))
+    return ToolChoiceSpec(cast(Literal["auto", "required"], mode), frozenset(allowed))
 
 
-def read_schema(given: Mapping[str, Any], at: str) -> Format:
+def read_schema(given: Mapping[str, Any], at: str) -> ResponseFormat:
     """The members of a `json_schema`: what is not in its schema is for people."""
     text(given["name"], f"{at}.name")
     if "strict" in given:
@@ -314,10 +318,10 @@ def read_schema(given: Mapping[str, Any], at: str) -> Format:
     schema = given.get("schema", True)
     if not isinstance(schema, dict | bool):
         raise bad(f"{at}.schema must be a JSON Schema", f"{at}.schema")
-    return Format(schema=schema)
+    return ResponseFormat(schema=schema)
 
 
-def check_stop(stop: tuple[str, ...], format: Format) -> None:
+def check_stop(stop: tuple[str, ...], format: ResponseFormat) -> None:
     if stop and (format.json or format.schema is not None):
         raise bad("stop cannot end a JSON answer", "stop", "unsupported_parameter")
 

@@ -11,9 +11,9 @@ from server.http.openai.errors import bad, failed
 from server.http.openai.reading import (
     MAX_LOGPROBS,
     SAMPLING,
-    Asked,
-    Format,
-    Policy,
+    ParameterPolicy,
+    ParsedRequest,
+    ResponseFormat,
     check_messages,
     check_parameters,
     count,
@@ -29,7 +29,7 @@ from server.http.openai.reading import (
     result,
     text,
 )
-from server.http.openai.writing import AnswerTokens, arguments_text
+from server.http.openai.writing import LogprobCursor, arguments_text
 from server.runtime import LiveGeneration
 from server.wire import encode
 from server.wire.records import (
@@ -46,13 +46,13 @@ from server.wire.records import (
     WireError,
 )
 
-PARAMETERS = Policy(
+PARAMETERS = ParameterPolicy(
     honoured=frozenset(
         SAMPLING
         | {"model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "text", "stop"}
         | {"temperature", "max_output_tokens", "include", "top_logprobs", "stream", "stream_options"}
     ),
-    neutral={
+    accepted_defaults={
         "store": (False,),
         "background": (False,),
         "truncation": ("disabled",),
@@ -76,20 +76,20 @@ _ECHOED = ("instructions", "metadata", "temperature", "top_p", "max_output_token
 
 
 @dataclass(slots=True)
-class ResponseRequest(Asked):
+class ResponsesRequest(ParsedRequest):
     echo: dict[str, Any] = field(default_factory=dict)
 
-    def writer(self, live: LiveGeneration) -> ResponseWriter:
-        return ResponseWriter(live, self)
+    def writer(self, live: LiveGeneration) -> ResponsesWriter:
+        return ResponsesWriter(live, self)
 
 
-def read(body: Mapping[str, Any]) -> ResponseRequest:
+def read(body: Mapping[str, Any]) -> ResponsesRequest:
     """Raises ApiError(400) naming the parameter."""
     given = check_parameters(body, PARAMETERS, ("model", "input"))
     common = read_common(given, _format(given.get("text", {})), _tool, _function_name)
     if "stream_options" in given:
         members(given["stream_options"], "stream_options", (), ("include_obfuscation",))
-    return ResponseRequest(
+    return ResponsesRequest(
         **common,
         messages=_messages(given),
         max_tokens=count(given["max_output_tokens"], "max_output_tokens") if "max_output_tokens" in given else None,
@@ -129,17 +129,17 @@ def _function_name(value: Any, at: str) -> str:
     return text(given["name"], f"{at}.name")
 
 
-def _format(value: Any) -> Format:
+def _format(value: Any) -> ResponseFormat:
     given = members(value, "text", (), ("format", "verbosity"))
     if given.get("verbosity", "medium") != "medium":
         raise bad("text.verbosity is not supported with this value", "text.verbosity", "unsupported_parameter")
     if "format" not in given:
-        return Format()
+        return ResponseFormat()
     at = "text.format"
     format = members(given["format"], at, ("type",), ("name", "schema", "strict", "description"))
     kind = one_of(format["type"], f"{at}.type", ("text", "json_object", "json_schema"))
     if kind != "json_schema":
-        return Format(json=kind == "json_object")
+        return ResponseFormat(json=kind == "json_object")
     return read_schema(members(given["format"], at, ("type", "name", "schema"), ("strict", "description")), at)
 
 
@@ -272,13 +272,13 @@ class _Open:
         return "".join(self.pieces)
 
 
-class ResponseWriter:
+class ResponsesWriter:
     """One generation as a response, or as the events of one."""
 
-    def __init__(self, live: LiveGeneration, asked: ResponseRequest) -> None:
+    def __init__(self, live: LiveGeneration, asked: ResponsesRequest) -> None:
         self._live = live
         self._asked = asked
-        self._tokens = AnswerTokens(live)
+        self._tokens = LogprobCursor(live)
         self._sequence = 0
         self._counts = dict.fromkeys(_KINDS, 0)
         self._items: dict[int, _Open] = {}

@@ -11,7 +11,7 @@ from server.wire import encode
 from server.wire.records import Delta
 
 
-class Writer(Protocol):
+class ResponseWriter(Protocol):
     """One generation as an API has it."""
 
     def whole(self) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def arguments_text(arguments: Any) -> str:
     return encode(arguments).decode()
 
 
-class AnswerTokens:
+class LogprobCursor:
     """The log probabilities of an answer's tokens, told as its text is."""
 
     def __init__(self, live: LiveGeneration) -> None:

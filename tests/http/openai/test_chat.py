@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from server.chat import Capabilities
-from server.engine.messages import Done, Logprob, Stop, Text
+from server.engine.messages import Finished, Logprob, StopCriteria, TextChunk
 from server.wire.records import ImagePart, Message, NamedTool, TextPart, ThinkingPart, ToolCallPart, WireError
 from tests.http.openai.conftest import HELLO, WEATHER, Api, api_of
 from tests.runtime.doubles import ALL_MODES
@@ -85,7 +85,7 @@ async def test_tool_calls(api: Api) -> None:
     assert (one.function.name, one.function.arguments) == ("weather", '{"city":"Oslo"}')
     assert two.function.arguments == '{"city":"Rome"}'
     (conversation,) = api.world.chat.conversations
-    assert conversation.tool_choice == "auto" and conversation.parallel and conversation.allowed is None
+    assert conversation.tool_choice == "auto" and conversation.parallel and conversation.allowed_tools is None
     assert conversation.tools[0].description == "The weather of a city"
     assert conversation.tools[0].parameters == WEATHER["function"]["parameters"]
 
@@ -141,7 +141,7 @@ async def test_tool_choice(api: Api, choice: Any, expected: Any, allowed: Any) -
         parallel_tool_calls=False,
     )
     (conversation,) = api.world.chat.conversations
-    assert (conversation.tool_choice, conversation.allowed, conversation.parallel) == (expected, allowed, False)
+    assert (conversation.tool_choice, conversation.allowed_tools, conversation.parallel) == (expected, allowed, False)
     # Without parameters a function takes none.
     assert conversation.tools[1].parameters["additionalProperties"] is False
 
@@ -201,7 +201,7 @@ async def test_json_answers(api: Api) -> None:
     completion = await complete(api, "[1,", "2]", response_format=wanted)
     assert completion.choices[0].message.content == "[1,2]"
     await complete(api, "plain", response_format={"type": "text"})
-    given = [(each.format, each.schema) for each in api.world.chat.conversations]
+    given = [(each.format, each.response_schema) for each in api.world.chat.conversations]
     assert given == [("json", None), ("text", schema), ("text", None)]
 
 
@@ -221,17 +221,17 @@ async def test_sampling_reaches_the_engine(api: Api) -> None:
     job = api.world.engine.runs[0].job
     assert job.sampling.temperature == 0.5 and job.sampling.top_p == 0.9 and job.sampling.seed == -7
     assert (job.sampling.top_k, job.sampling.min_p, job.sampling.repeat_penalty) == (5, 0.1, 1.2)
-    assert job.stop == Stop(("a", "b"))
+    assert job.stop == StopCriteria(("a", "b"))
     await complete(api, "x", stop="end")
     job = api.world.engine.runs[1].job
-    assert job.stop == Stop(("end",)) and job.sampling.seed is None
+    assert job.stop == StopCriteria(("end",)) and job.sampling.seed is None
 
 
 async def test_a_stop_sequence_is_a_finish_of_its_own(api: Api) -> None:
     asked = asyncio.create_task(api.client.chat.completions.create(model="first", messages=HELLO, stop="x"))
     run = await api.run()
     run.say("cut")
-    run.events.put_nowait(Done("stop", 5, 2, 0, stopped=True))
+    run.events.put_nowait(Finished("stop", 5, 2, 0, stopped=True))
     completion = await asked
     assert (completion.choices[0].message.content, completion.choices[0].finish_reason) == ("cut", "stop")
     assert completion.usage and completion.usage.completion_tokens == 2
@@ -249,8 +249,8 @@ async def test_log_probabilities(api: Api, top: int | None) -> None:
         )
         run = await api.run()
         assert run.job.logprobs == (top or 0)
-        run.events.put_nowait(Text("Hi", 1, (Logprob(b"Hi", -0.25, TOP),)))
-        run.events.put_nowait(Text(" é", 2, (Logprob(b" \xc3", -0.5, ()), Logprob(b"\xa9", -0.0, ()))))
+        run.events.put_nowait(TextChunk("Hi", 1, (Logprob(b"Hi", -0.25, TOP),)))
+        run.events.put_nowait(TextChunk(" é", 2, (Logprob(b" \xc3", -0.5, ()), Logprob(b"\xa9", -0.0, ()))))
         run.done()
         answer: Any = await asked
         choices = [chunk.choices[0] async for chunk in answer] if streamed else answer.choices

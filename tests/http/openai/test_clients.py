@@ -79,7 +79,7 @@ async def test_pydantic_ai_with_a_type(api: Api) -> None:
     task = asyncio.create_task(agent.run("Oslo?"))
     await api.says('{"name": "Oslo", "people": 700000}')
     assert (await task).output == City(name="Oslo", people=700000)
-    schema = api.world.chat.conversations[0].schema
+    schema = api.world.chat.conversations[0].response_schema
     assert isinstance(schema, dict) and set(schema["properties"]) == {"name", "people"}
 
 
@@ -181,7 +181,7 @@ async def test_the_llm_command_line(api: Api, tmp_path: Path) -> None:
     process = await llm(api, directory, "--schema", "name, people int", "-o", "temperature", "0.5", "Oslo?")
     await api.says('{"name": "Oslo", "people": 700000}')
     assert '"people": 700000' in await printed(process)
-    assert isinstance(api.world.chat.conversations[-1].schema, dict)
+    assert isinstance(api.world.chat.conversations[-1].response_schema, dict)
     assert api.world.engine.runs[-1].job.sampling.temperature == 0.5
 
 

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from server.app import create_app
-from server.config import Config, ConnectionConfig, Limits, ServerConfig, Source
+from server.config import Config, Limits, ModelConfig, ModelSource, ServerConfig
 from server.state import TokenStore
 from tests.fixtures.projectors import Seer
 from tests.http.conftest import listening
@@ -28,9 +28,9 @@ def uri(data: bytes) -> str:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(tmp_path_factory: pytest.TempPathFactory, seers: dict[str, Seer]) -> AsyncIterator[openai.AsyncOpenAI]:
     seer = seers["mlp"]
-    projector = Source(path=seer.projector)
-    connection = ConnectionConfig(
-        MODEL, MODEL, MODEL, Source(path=seer.model), projector, context_length=1024, slots=2, threads=1
+    projector = ModelSource(path=seer.projector)
+    connection = ModelConfig(
+        MODEL, MODEL, MODEL, ModelSource(path=seer.model), projector, context_length=1024, slots=2, threads=1
     )
     tokens = TokenStore(tmp_path_factory.mktemp("state"))
     token = tokens.create("test", consent="always")

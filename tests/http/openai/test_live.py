@@ -22,7 +22,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.tools import ToolDefinition
 
 from server.app import create_app
-from server.config import Config, ConnectionConfig, ServerConfig, Source
+from server.config import Config, ModelConfig, ModelSource, ServerConfig
 from server.runtime import Runtime
 from server.state import TokenStore
 from tests.http.conftest import listening
@@ -67,8 +67,8 @@ class House:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def house(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> AsyncIterator[House]:
-    connection = ConnectionConfig(
-        MODEL, "SmolLM2", "SmolLM2-135M-Instruct", Source(path=smollm2), context_length=2048, threads=1
+    connection = ModelConfig(
+        MODEL, "SmolLM2", "SmolLM2-135M-Instruct", ModelSource(path=smollm2), context_length=2048, threads=1
     )
     tokens = TokenStore(tmp_path_factory.mktemp("state"))
     token = tokens.create("test", consent="always")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from server.config import ConnectionConfig, Source
+from server.config import ModelConfig, ModelSource
 from server.http.openai import chat, responses
 from server.wire.records import TextPart
 from tests.conftest import ROOT
@@ -26,7 +26,7 @@ SECTION = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## OpenAI cl
 @pytest_asyncio.fixture
 async def local(tmp_path: Path) -> AsyncIterator[Api]:
     """As the repository's `models.toml` names it."""
-    connection = ConnectionConfig(key="smollm2", name="", model="SmolLM2", source=Source(path=tmp_path / "model.gguf"))
+    connection = ModelConfig(key="smollm2", name="", model="SmolLM2", source=ModelSource(path=tmp_path / "model.gguf"))
     async with api_of(tmp_path, connections=(connection,)) as api:
         yield api
 
@@ -87,4 +87,4 @@ def test_the_table_names_every_parameter() -> None:
     policies = (chat.PARAMETERS, responses.PARAMETERS)
     # `include` serves log probabilities; `text` is there as `text.format`.
     assert named[0] == set().union(*(policy.honoured for policy in policies)) - {"include", "text"} | {"allowed_tools"}
-    assert named[1] == set().union(*(policy.inert for policy in policies))
+    assert named[1] == set().union(*(policy.ignored for policy in policies))

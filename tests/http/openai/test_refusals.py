@@ -251,7 +251,7 @@ def test_what_changes_nothing_is_accepted() -> None:
 
 def test_every_parameter_has_one_place() -> None:
     for policy in (chat.PARAMETERS, responses.PARAMETERS):
-        places = [policy.honoured, policy.inert, frozenset(policy.neutral)]
+        places = [policy.honoured, policy.ignored, frozenset(policy.accepted_defaults)]
         assert sum(map(len, places)) == len(frozenset().union(*places))
 
 
@@ -260,7 +260,7 @@ def test_every_parameter_of_the_official_client_is_known() -> None:
         (chat.PARAMETERS, CompletionCreateParamsBase),
         (responses.PARAMETERS, ResponseCreateParamsBase),
     ):
-        unknown = set(params.__annotations__) - policy.honoured - policy.inert - set(policy.neutral)
+        unknown = set(params.__annotations__) - policy.honoured - policy.ignored - set(policy.accepted_defaults)
         assert not unknown
 
 

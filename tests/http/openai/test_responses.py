@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from server.engine.messages import Logprob, Text
+from server.engine.messages import Logprob, TextChunk
 from server.http.openai.responses import read
 from server.wire.records import ImagePart, Message, NamedTool, TextPart, ThinkingPart, ToolCallPart
 from tests.http.openai.conftest import WEATHER, Api
@@ -139,7 +139,7 @@ async def test_tool_choice(api: Api, choice: Any, expected: Any, allowed: Any) -
     tools = [TOOL, {"type": "function", "name": "other", "parameters": None, "strict": None}]
     response = await respond(api, "call", tools=tools, tool_choice=choice, parallel_tool_calls=False)
     (conversation,) = api.world.chat.conversations
-    assert (conversation.tool_choice, conversation.allowed, conversation.parallel) == (expected, allowed, False)
+    assert (conversation.tool_choice, conversation.allowed_tools, conversation.parallel) == (expected, allowed, False)
     assert response.output[0].arguments == '{"city":"Oslo"}' and response.parallel_tool_calls is False
 
 
@@ -149,7 +149,7 @@ async def test_the_form_of_the_answer(api: Api) -> None:
     response = await respond(api, "{}", text=wanted)
     assert response.output_text == "{}" and response.text.format.name == "thing"
     await respond(api, "{}", text={"format": {"type": "json_object"}})
-    given = [(each.format, each.schema) for each in api.world.chat.conversations]
+    given = [(each.format, each.response_schema) for each in api.world.chat.conversations]
     assert given == [("text", schema), ("json", None)]
 
 
@@ -173,7 +173,7 @@ async def test_log_probabilities(api: Api) -> None:
         )
         run = await api.run()
         assert run.job.logprobs == 1
-        run.events.put_nowait(Text("Hi", 1, (Logprob(b"Hi", -0.25, ((b"Hi", -0.25),)),)))
+        run.events.put_nowait(TextChunk("Hi", 1, (Logprob(b"Hi", -0.25, ((b"Hi", -0.25),)),)))
         run.done()
         answer: Any = await asked
         if streamed:
