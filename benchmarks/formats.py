@@ -59,7 +59,7 @@ PLAIN = (
 @contextlib.contextmanager
 def serving(state: Path) -> Iterator[str]:
     """A server of its own process on a free port; its URL."""
-    command = "from server.cli import main; raise SystemExit(main())"
+    command = "from server.cli.main import main; raise SystemExit(main())"
     arguments = ["serve", "--models", str(MODELS), "--state", str(state), "--port", "0"]
     with subprocess.Popen(
         [sys.executable, "-c", command, *arguments], stdout=subprocess.PIPE, text=True, cwd=HERE.parent

@@ -28,14 +28,14 @@ from rich.console import Console
 from rich.table import Table
 
 from grammars import compile_schema
-from server.engine.constraint import GrammarState
-from server.engine.memory import huge_pages
-from server.engine.messages import Constraint, EngineConfig, EngineRequest, Segment
-from server.engine.params import Sampling
+from server.engine.hugepages import huge_pages
 from server.engine.protocol import AddRequest, Decoder, StepOutput
-from server.engine.sampler import TokenSampler
+from server.engine.sampling.grammar import GrammarState
+from server.engine.sampling.params import Sampling
+from server.engine.sampling.sampler import TokenSampler
+from server.engine.types import Constraint, EngineConfig, EngineRequest, Segment
 from server.engine.vocab import Vocab
-from server.engine.worker import Worker
+from server.engine.worker.worker import Worker
 
 MODEL_PARTS = ("decode", "logits")
 SAMPLER_PARTS = ("sampling", "grammar")

@@ -27,14 +27,14 @@ from pathlib import Path
 from typing import Any
 
 from server.chat import make_parser
-from server.chat.conversation import PreparedPrompt, PromptRequest
-from server.chat.prepare import PromptBuilder
-from server.chat.spell import render_tool_calls
+from server.chat.arguments.render import render_tool_calls
+from server.chat.prompt_builder import PromptBuilder
+from server.chat.types import PreparedPrompt, PromptRequest
 from server.config import load_config
 from server.engine import Vocab, llama
-from server.engine.constraint import GrammarState
-from server.engine.memory import huge_pages
-from server.models import fetch
+from server.engine.hugepages import huge_pages
+from server.engine.sampling.grammar import GrammarState
+from server.weights.files import fetch
 from server.wire.records import Message, TextPart, Tool
 
 HERE = Path(__file__).parent

@@ -1,9 +1,9 @@
 """JSON Schema in, GBNF grammar out."""
 
-from .compiler import Compiled, UncheckedKeyword, check_schema, compile_schema
-from .errors import InvalidInstance, InvalidSchema, UnsupportedSchema
-from .memo import scoped
-from .spelling import TaggedSyntax
+from grammars.compiler import Compiled, UncheckedKeyword, check_schema, compile_schema
+from grammars.errors import InvalidInstance, InvalidSchema, UnsupportedSchema
+from grammars.memo import scoped
+from grammars.rules.syntax import TaggedSyntax
 
 __all__ = [
     "Compiled",

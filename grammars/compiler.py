@@ -12,17 +12,17 @@ from decimal import Decimal
 from threading import Lock
 from typing import Any, Literal, NamedTuple
 
-from . import limits
-from .errors import InvalidSchema, UnsupportedSchema
-from .limits import LimitExceeded
-from .memo import memo, scope
-from .normal import Circular, Normalizer
-from .rules import Rule, gbnf, prune
-from .schema import Document, vocabularies, without_validation
-from .spelling import TaggedSyntax, ValueSyntax
-from .spelling import value_syntax as spelled
-from .validation import Validation
-from .writer import GrammarBuilder
+from grammars import limits
+from grammars.errors import InvalidSchema, UnsupportedSchema
+from grammars.limits import LimitExceeded
+from grammars.memo import memo, scope
+from grammars.rules.builder import GrammarBuilder
+from grammars.rules.rules import Rule, gbnf, prune
+from grammars.rules.syntax import TaggedSyntax, ValueSyntax
+from grammars.rules.syntax import value_syntax as spelled
+from grammars.schema.document import Document, vocabularies, without_validation
+from grammars.schema.normalize import Circular, Normalizer
+from grammars.validation import Validation
 
 
 class UncheckedKeyword(NamedTuple):
@@ -80,7 +80,7 @@ def compile_schema(
     """Compiles a JSON Schema (drafts 4 to 2020-12, as `$schema` says) into a grammar for llama.cpp.
 
     formats: whether `format` is asserted. style: white space of the JSON. spelling: the syntax of the value, by a name
-    that `grammars.spelling.spelling` knows, or as elements. resources: documents that `$ref` may refer
+    that `grammars.rules.syntax.spelling` knows, or as elements. resources: documents that `$ref` may refer
     to, by URI; the metaschemas are known, nothing is ever fetched. Results are kept by content, and found again
     in the same scope alone (`grammars.scoped`).
 

@@ -7,7 +7,7 @@ from functools import cache
 from lark import Lark, Token, Transformer, UnexpectedInput
 from lark.exceptions import VisitError
 
-from .rules import Chars, Item, Lit, Ref, Repeat, Rule, Sequence
+from grammars.rules.rules import Chars, Item, Lit, Ref, Repeat, Rule, Sequence
 
 _LAST = 0x10FFFF
 

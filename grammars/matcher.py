@@ -6,7 +6,7 @@ are free: positions are immutable.
 
 from __future__ import annotations
 
-from .rules import Chars, Item, Lit, Ref, Repeat, Rule
+from grammars.rules.rules import Chars, Item, Lit, Ref, Repeat, Rule
 
 
 class _Stack:

@@ -9,7 +9,7 @@ from functools import wraps
 from threading import Lock
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
-from . import limits
+from grammars import limits
 
 P = ParamSpec("P")
 R = TypeVar("R")

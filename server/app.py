@@ -19,17 +19,17 @@ from server.config import LOOPBACK_HOSTS, Config
 from server.engine import Engine
 from server.http.complete import CompleteApi
 from server.http.console import Console
-from server.http.guard import RequestMiddleware
 from server.http.health import Health
 from server.http.metrics import MetricsEndpoint
+from server.http.middleware import RequestMiddleware
 from server.http.nap import NapApi
 from server.http.openai import OpenAIApi
 from server.http.openai.errors import no_route
 from server.http.owner import OwnerApi
-from server.models import fetch
 from server.runtime import Runtime
 from server.runtime.faults import log_fault
 from server.state import TokenStore, continuation_secret, default_state_dir, owner_token
+from server.weights.files import fetch
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from server.chat import HelperPool, make_parser
-from server.chat.text import ProvenanceStr
+from server.chat.template.provenance import ProvenanceStr
 from server.config import Config
 from server.engine import Engine, EngineConfig, Vocab
-from server.engine.messages import EngineRequest, Failed, Finished
 from server.engine.protocol import Decoder, encode
+from server.engine.types import EngineRequest, Failed, Finished
 from server.runtime import Runtime
 from server.runtime.clock import Clock
 from tests.fixtures.script import Arrived, Begin, Cue, Die, End, Fail, Over, Say

@@ -17,7 +17,7 @@ from server.config import (
     WheelFile,
     load_config,
 )
-from server.engine.params import Sampling
+from server.engine.sampling.params import Sampling
 
 MINIMAL = """
 [models.one]

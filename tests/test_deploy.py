@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from server.cli.serve import GRACE_SECONDS
 from server.config import ServerConfig
-from server.serving import GRACE_SECONDS
 from tests.conftest import ROOT
 
 DEPLOY = ROOT / "scripts" / "deploy"
@@ -82,7 +82,7 @@ def test_the_image_gets_what_the_server_needs_and_no_more(tmp_path: Path) -> Non
     if tracked.returncode:
         pytest.skip("not a git checkout")
     sent = {path for path in tracked.stdout.split() for each in kept if path == each or path.startswith(f"{each}/")}
-    assert {"pyproject.toml", "README.md", "constraints.txt", "scripts/setup", "server/cli.py"} <= sent
+    assert {"pyproject.toml", "README.md", "constraints.txt", "scripts/setup", "server/cli/main.py"} <= sent
     assert not fnmatch.filter(sent, "tests/*")
     # What scripts/setup reads must be there.
     for name in re.findall(r"\$root/(\w+\.\w+)", (ROOT / "scripts/setup").read_text()):
@@ -90,7 +90,8 @@ def test_the_image_gets_what_the_server_needs_and_no_more(tmp_path: Path) -> Non
     for path in sent:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, tmp_path / path)
-    program = "import server.serving, server.engine.worker, server.chat.prepare; print(server.serving.__file__)"
+    imported = "server.cli.serve, server.engine.worker.worker, server.chat.prompt_builder"
+    program = f"import {imported}; print(server.cli.serve.__file__)"
     environment = {**os.environ, "PYTHONPATH": ""}
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True

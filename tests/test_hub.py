@@ -14,10 +14,10 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.utils._shared_blobs import publish_blob_to_shared_store
 
-from server import hub
-from server.cli import main
+from server.cli.main import main
 from server.config import ConfigError, HuggingFaceFile, ModelSource, hub_file, load_config
-from server.models import ModelError, cached, fetch, remove
+from server.weights import huggingface as hub
+from server.weights.files import ModelError, cached, fetch, remove
 from tests.hub_server import COMMIT, REPO, Hub, playing
 
 NEXT = "b" * 40
@@ -78,7 +78,7 @@ def test_a_download_that_was_given_up_goes_on_where_it_was(served: Hub, tmp_path
 def test_a_process_that_was_killed_is_taken_up_too(served: Hub, tmp_path: Path) -> None:
     served.cut = [150_000]
     program = (
-        "import os\nfrom huggingface_hub import constants, file_download\nfrom server.cli import main\n"
+        "import os\nfrom huggingface_hub import constants, file_download\nfrom server.cli.main import main\n"
         "constants.DOWNLOAD_CHUNK_SIZE = 4096\n"
         # When the connection breaks off, the process dies where the library would wait for its next try.
         "file_download.time.sleep = lambda _: os._exit(9)\n"

@@ -27,19 +27,14 @@ ALLOWED = {
     },
     "server.client": {"server.wire"},
     "server.config": {"server.wire", "server.engine", "server.logs"},
-    "server.hub": {"server.config"},
-    "server.library": {"server.chat", "server.config", "server.engine", "server.models", "server.wire"},
-    "server.models": {"server.config", "server.hub"},
+    "server.weights": {"server.config"},
     "server.logs": set(),
-    "server.notify": set(),
-    "server.rpc": {"server.models"},
     "server.state": set(),
-    "server.talk": {"server.client", "server.wire"},
 }
-"""Room or module → what it may import of this project beside itself. `server.app`, `server.serving` and `server.cli`
-put the house together and stand above everything."""
+"""Room → what it may import of this project beside itself. `server.app` and the commands of `server.cli` put the house
+together and stand above everything."""
 
-ABOVE = {"server.app", "server.serving", "server.cli", "server"}
+ABOVE = {"server.app", "server.cli", "server"}
 
 
 def module(path: Path) -> str:
@@ -63,7 +58,7 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def room(name: str) -> str:
-    """`server.chat.parser` → `server.chat`; `grammars.rules` → `grammars`."""
+    """`server.chat.parser` → `server.chat`; `grammars.rules.rules` → `grammars`."""
     parts = name.split(".")
     return ".".join(parts[:2]) if parts[0] == "server" else parts[0]
 

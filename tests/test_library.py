@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from server.cli import main
-from server.engine import device
-from server.engine.plan import Device, Machine
+from server.cli.main import main
+from server.engine.memory import device
+from server.engine.memory.plan import Device, Machine
 from tests.engine import sparse
 from tests.hub_server import Hub, playing
 from tests.readme import Block, blocks, runs

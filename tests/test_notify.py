@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from server.notify import keep_alive, notify, watchdog_period
+from server.cli.systemd import keep_alive, notify, watchdog_period
 
 
 @pytest.fixture(params=["path", "abstract"])

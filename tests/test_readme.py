@@ -21,7 +21,7 @@ import httpx
 import pytest
 
 from server.app import create_app
-from server.cli import _every, _parser
+from server.cli.main import _every, _parser
 from server.client import Client, Conversation
 from server.config import load_config
 from server.engine import Engine

@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 import pytest
 
-from server import rpc
-from server.cli import main
-from server.models import ModelError, cache_directory
+from server.cli import rpc
+from server.cli.main import main
+from server.weights.files import ModelError, cache_directory
 from tests.chat.standin import write_model
 from tests.cli.test_drain import Shell
 from tests.cli.test_serve import start, stop

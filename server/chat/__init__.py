@@ -3,10 +3,10 @@
 What needs Jinja, a vocabulary or a schema runs in helper processes (`HelperPool`); the web process parses.
 """
 
-from server.chat.conversation import Capabilities, ChatSettings, ImageLimits, PreparedPrompt, PromptRequest
-from server.chat.format import MOST_CALLS
-from server.chat.helpers import HelperPool
+from server.chat.formats.spec import MOST_CALLS
 from server.chat.parser import MalformedOutput, OutputParser, ParserSpec, make_parser
+from server.chat.pool import HelperPool
+from server.chat.types import Capabilities, ChatSettings, ImageLimits, PreparedPrompt, PromptRequest
 
 __all__ = [
     "MOST_CALLS",

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from server.chat.conversation import ChatSettings, PromptRequest
-from server.chat.format import ChatFormat
-from server.chat.probe import TemplateCapabilities
-from server.chat.prompt import text_of
-from server.chat.text import ProvenanceStr
+from server.chat.formats.spec import ChatFormat
+from server.chat.template.capabilities import TemplateCapabilities
+from server.chat.template.messages import text_of
+from server.chat.template.provenance import ProvenanceStr
+from server.chat.types import ChatSettings, PromptRequest
 from server.wire.records import Message, ToolCallPart, WireError
 
 

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from server.chat.blocks import EventBuilder
+from server.chat.arguments.json import NOTHING, read_json, read_string, value
+from server.chat.arguments.read import read_arguments
+from server.chat.event_builder import EventBuilder
 from server.chat.events import BlockEvent
-from server.chat.format import (
+from server.chat.formats.spec import (
     ARGUMENTS,
     NAME,
     NAME_AGAIN,
@@ -28,8 +30,6 @@ from server.chat.format import (
     Types,
 )
 from server.chat.reader import SPACE, WORD, MalformedOutput, OutputEnded, Reader, Steps, walk
-from server.chat.syntax import read_arguments
-from server.chat.syntax.objects import NOTHING, read_json, read_string, value
 
 __all__ = ["MalformedOutput", "OutputParser", "ParserSpec", "make_parser"]
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from server.chat.formats import recognise
-from server.chat.probe import TemplateCapabilities, detect_capabilities
-from server.chat.template import Template
+from server.chat.template.capabilities import TemplateCapabilities, detect_capabilities
+from server.chat.template.template import Template
 
 README = Path(__file__).with_name("README.md")
 BEGIN, END = "<!-- table -->\n", "<!-- end of table -->\n"

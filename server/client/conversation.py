@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Unpack
 
 from server.client.nap import Client
-from server.client.round import result_message
-from server.client.turn import ToolLoop, TurnOptions, TurnResult
+from server.client.tool_loop import ToolLoop, TurnOptions, TurnResult
+from server.client.tool_runner import result_message
 from server.wire.records import Format, GenerationRequest, ImagePart, Message, Model, TextPart, ToolCallPart
 
 Content = str | Sequence[TextPart | ImagePart]

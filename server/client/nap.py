@@ -10,9 +10,9 @@ from typing import Any, Self
 
 import httpx
 
-from server.client.answers import TransportError, checked, events, read_delta, read_generation, read_model, refused
 from server.client.requests import write_request, write_requirements
 from server.client.stream import Stream
+from server.client.transport import TransportError, checked, events, read_delta, read_generation, read_model, refused
 from server.wire import encode
 from server.wire.records import Delta, Generation, GenerationRequest, Model, Requirements
 

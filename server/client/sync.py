@@ -14,7 +14,7 @@ from server.client.blocks import PartialCall
 from server.client.conversation import Content, Conversation
 from server.client.nap import Client
 from server.client.stream import Stream
-from server.client.turn import TurnOptions, TurnResult
+from server.client.tool_loop import TurnOptions, TurnResult
 from server.wire.records import (
     Delta,
     Format,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from server.engine.messages import (
+from server.engine.sampling.params import Sampling
+from server.engine.types import (
     Constraint,
     EngineConfig,
     EngineError,
@@ -21,11 +22,10 @@ from server.engine.messages import (
     StopCriteria,
     TextChunk,
 )
-from server.engine.params import Sampling
 
 if TYPE_CHECKING:
-    from server.engine.client import Engine, TokenStream
-    from server.engine.device import DeviceReport, Gpu, device_report
+    from server.engine.engine import Engine, TokenStream
+    from server.engine.memory.device import DeviceReport, Gpu, device_report
     from server.engine.vocab import Vocab
 
 __all__ = [
@@ -53,12 +53,12 @@ __all__ = [
 ]
 
 _ROOMS = {
-    "Engine": "client",
-    "TokenStream": "client",
+    "Engine": "engine",
+    "TokenStream": "engine",
     "Vocab": "vocab",
-    "device_report": "device",
-    "DeviceReport": "device",
-    "Gpu": "device",
+    "device_report": "memory.device",
+    "DeviceReport": "memory.device",
+    "Gpu": "memory.device",
 }
 
 

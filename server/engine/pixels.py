@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from server.engine.messages import EngineRequest, RgbImage
 from server.engine.protocol import Pixels
+from server.engine.types import EngineRequest, RgbImage
 
 PIECE = 1 << 18
 """Bytes in one frame."""

@@ -18,7 +18,7 @@ import pickle
 import struct
 from typing import Any, NamedTuple
 
-from server.engine.messages import EngineConfig, EngineRequest, Failed, Finished, ModelInfo
+from server.engine.types import EngineConfig, EngineRequest, Failed, Finished, ModelInfo
 
 _LENGTH = struct.Struct("<I")
 _STEP, _PIXELS = b"S", b"P"

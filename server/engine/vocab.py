@@ -7,9 +7,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
-from server.engine import gguf
 from server.engine.llama import LlamaModel, LoadError
-from server.engine.messages import EngineError, Segment
+from server.engine.memory import gguf
+from server.engine.types import EngineError, Segment
 
 # enum llama_token_attr
 _UNKNOWN, _CONTROL, _USER_DEFINED = 1 << 0, 1 << 3, 1 << 4

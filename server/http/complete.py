@@ -25,7 +25,7 @@ from server.http.asgi import (
     respond_json,
     watching,
 )
-from server.http.callers import authenticate
+from server.http.auth import authenticate
 from server.http.ending import retry_headers
 from server.runtime import GenerationOptions, LiveGeneration, Runtime
 from server.state import TokenStore

@@ -16,12 +16,12 @@ from typing import Literal
 
 from starlette.routing import Route
 
-from server.engine.device import Gpu, gpus
 from server.engine.histogram import Histogram
+from server.engine.memory.device import Gpu, gpus
 from server.http.asgi import Asgi, Receive, Scope, Send, respond
 from server.http.owner import OwnerApi, resident
 from server.runtime import Runtime
-from server.runtime.connections import ServedModel
+from server.runtime.served_model import ServedModel
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 

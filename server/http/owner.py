@@ -27,11 +27,11 @@ from server.http.asgi import (
     respond_json,
     watching,
 )
-from server.http.callers import bearer, unauthorized
+from server.http.auth import bearer, unauthorized
 from server.runtime import Endpoint, Runtime
-from server.runtime.connections import ServedModel
 from server.runtime.decisions import ConsentDecision, Decision
 from server.runtime.generation import LiveGeneration
+from server.runtime.served_model import ServedModel
 from server.state import Consent, Select, StateError, TokenStore
 from server.wire import encode, strict_json
 from server.wire.records import WireError

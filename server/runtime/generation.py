@@ -15,7 +15,7 @@ from typing import Literal
 
 from server.chat import MOST_CALLS
 from server.chat.events import BlockEvent
-from server.engine.messages import Logprob
+from server.engine.types import Logprob
 from server.runtime.blocks import BlockAssembler
 from server.runtime.clock import Timer
 from server.runtime.endpoint import Caller, Endpoint

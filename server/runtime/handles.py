@@ -11,8 +11,8 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from server.runtime.connections import ServedModel
 from server.runtime.endpoint import Endpoint
+from server.runtime.served_model import ServedModel
 from server.wire.records import WireError
 
 

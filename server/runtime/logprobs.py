@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from server.chat.events import BlockDelta, BlockEvent, BlockKind, BlockStart
-from server.engine.messages import Logprob
+from server.engine.types import Logprob
 
 
 class AnswerLogprobs:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from server.runtime.clock import Clock
-from server.runtime.connections import ServedModel
 from server.runtime.endpoint import Endpoint
+from server.runtime.served_model import ServedModel
 from server.wire.records import WireError
 
 T = TypeVar("T")

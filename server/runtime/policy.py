@@ -12,7 +12,7 @@ from typing import get_args
 
 from server.chat import Capabilities
 from server.config import ModelConfig
-from server.engine.params import PARAMS
+from server.engine.sampling.params import PARAMS
 from server.wire.records import ReasoningEffort
 
 LADDER: tuple[ReasoningEffort, ...] = get_args(ReasoningEffort)

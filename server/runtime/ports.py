@@ -9,8 +9,8 @@ from typing import Any, Literal, Protocol
 from server.chat import Capabilities, ChatSettings, ParserSpec, PreparedPrompt, PromptRequest
 from server.chat.events import BlockEvent
 from server.config import ModelSource
-from server.engine.counts import EngineCounters
-from server.engine.messages import EngineConfig, EngineRequest, EngineStats, Event, Failed, ModelInfo
+from server.engine.counters import EngineCounters
+from server.engine.types import EngineConfig, EngineRequest, EngineStats, Event, Failed, ModelInfo
 from server.wire.records import Tool
 
 

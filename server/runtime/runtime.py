@@ -33,11 +33,10 @@ from typing import Any, Literal
 from server.chat import Capabilities, ImageLimits, MalformedOutput, PreparedPrompt, PromptRequest
 from server.chat.events import BlockEnd, BlockStart
 from server.config import Config, Limits
-from server.engine.messages import EngineRequest, Failed, Finished, TextChunk
+from server.engine.types import EngineRequest, Failed, Finished, TextChunk
 from server.logs import FIELDS
 from server.runtime.changes import ChangeFeed
 from server.runtime.clock import Clock, LoopClock
-from server.runtime.connections import ServedModel, satisfies, selection_changed
 from server.runtime.continuation import Continuations
 from server.runtime.decisions import (
     ConsentDecision,
@@ -58,6 +57,7 @@ from server.runtime.metrics import GenerationCounters
 from server.runtime.operations import Operations
 from server.runtime.options import GenerationOptions
 from server.runtime.ports import ChatService, FetchFile, MakeParser, ModelEngine, StartEngine
+from server.runtime.served_model import ServedModel, satisfies, selection_changed
 from server.runtime.usage import count_reasoning
 from server.wire import check_generation, strict_json
 from server.wire.records import (

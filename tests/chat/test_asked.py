@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from server.chat.conversation import PreparedPrompt, PromptRequest
 from server.chat.parser import MalformedOutput, make_parser
-from server.chat.prepare import PromptBuilder, validate_answer
+from server.chat.prompt_builder import PromptBuilder, validate_answer
+from server.chat.types import PreparedPrompt, PromptRequest
 from server.engine import Vocab
-from server.engine.stop import StopMatcher
+from server.engine.sampling.stop import StopMatcher
 from server.wire.records import NamedTool, WireError
 from tests.chat.blocks import Reading, read
 from tests.chat.matching import Matcher

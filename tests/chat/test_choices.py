@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from server.chat.conversation import PreparedPrompt, PromptRequest
+from server.chat.arguments.render import render_tool_calls
 from server.chat.parser import MalformedOutput
-from server.chat.prepare import PromptBuilder
-from server.chat.spell import render_tool_calls
+from server.chat.prompt_builder import PromptBuilder
+from server.chat.types import PreparedPrompt, PromptRequest
 from server.engine import Vocab
 from server.wire.records import Message, NamedTool, TextPart, Tool, ToolCallPart, ToolChoice, WireError
 from tests.chat.blocks import read

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from server.chat.arguments import Arguments, argument_types
-from server.chat.constraint import build_constraint
+from server.chat.arguments.grammar import Arguments, argument_types
+from server.chat.arguments.render import render_tool_calls
 from server.chat.formats import FORMATS
+from server.chat.grammar import build_constraint
 from server.chat.parser import MalformedOutput, ParserSpec
-from server.chat.spell import render_tool_calls
 from tests.chat.blocks import read
 from tests.chat.matching import Matcher
 

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.chat.arguments import argument_types
-from server.chat.conversation import PromptRequest
-from server.chat.format import ChatFormat, JsonArguments, NestedArguments, TaggedArguments
+from server.chat.arguments.grammar import argument_types
+from server.chat.arguments.render import render_tool_calls
 from server.chat.formats import FORMATS, matching
+from server.chat.formats.spec import ChatFormat, JsonArguments, NestedArguments, TaggedArguments
 from server.chat.parser import MalformedOutput, ParserSpec
-from server.chat.prepare import PromptBuilder, validate
-from server.chat.prompt import write_prompt
-from server.chat.spell import render_tool_calls
+from server.chat.prompt_builder import PromptBuilder, validate
+from server.chat.template.messages import write_prompt
+from server.chat.types import PromptRequest
 from server.engine import Vocab
 from server.wire.records import Message, NamedTool, TextPart, Tool, ToolCallPart, ToolChoice
 from tests.chat.blocks import read

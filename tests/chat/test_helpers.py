@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from grammars import compiler
-from server.chat import ChatSettings, HelperPool, PromptRequest, helpers
+from server.chat import ChatSettings, HelperPool, PromptRequest
+from server.chat import pool as helpers
 from server.wire.records import Message, TextPart, Tool, WireError
 from tests.engine.test_gguf import tiny
 from tests.fixtures.projectors import Seer
@@ -44,7 +45,7 @@ async def pool() -> AsyncIterator[HelperPool]:
 
 
 def children() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children() if "server.chat.helpers" in " ".join(p.cmdline())]
+    return [p for p in psutil.Process().children() if "server.chat.pool" in " ".join(p.cmdline())]
 
 
 async def test_prepare_inspect_validate(pool: HelperPool, smollm2: Path) -> None:

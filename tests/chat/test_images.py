@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from server.chat.container import BadImage, read_container
-from server.chat.conversation import ImageLimits
-from server.chat.images import decode
-from server.engine.messages import RgbImage
+from server.chat.images.decode import decode
+from server.chat.images.header import BadImage, read_container
+from server.chat.types import ImageLimits
+from server.engine.types import RgbImage
 from server.wire.records import WireError
 from tests.pictures import JPEG, PNG, WEBP, chunk, exif, part, pixels, raw_png, saved, zeros
 

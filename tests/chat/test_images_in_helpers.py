@@ -30,7 +30,7 @@ async def pool() -> AsyncIterator[HelperPool]:
 
 
 def helper() -> psutil.Process:
-    (process,) = [p for p in psutil.Process().children() if "server.chat.helpers" in " ".join(p.cmdline())]
+    (process,) = [p for p in psutil.Process().children() if "server.chat.pool" in " ".join(p.cmdline())]
     return process
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from server.chat.conversation import ChatSettings, PromptRequest
-from server.chat.prepare import PromptBuilder
-from server.chat.template import Template
-from server.chat.text import from_template
+from server.chat.prompt_builder import PromptBuilder
+from server.chat.template.provenance import from_template
+from server.chat.template.template import Template
+from server.chat.types import ChatSettings, PromptRequest
 from server.engine import EngineRequest, RgbImage, Sampling, Vocab, llama
-from server.engine.projector import Projector
-from server.engine.prompt import PlaceholderExpander
+from server.engine.vision.placeholders import PlaceholderExpander
+from server.engine.vision.projector import Projector
 from server.wire.records import ImagePart, Message, TextPart
 from tests.chat.test_places import TYPED
 from tests.fixtures.projectors import KINDS, Seer

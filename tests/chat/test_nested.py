@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.chat.conversation import PromptRequest
+from server.chat.arguments.render import render_tool_calls
+from server.chat.arguments.schema_types import SchemaTypes, argument_types
 from server.chat.formats import FORMATS
-from server.chat.kinds import SchemaTypes, argument_types
 from server.chat.parser import OutputParser, ParserSpec
-from server.chat.prepare import PromptBuilder, validate
-from server.chat.spell import render_tool_calls
+from server.chat.prompt_builder import PromptBuilder, validate
+from server.chat.types import PromptRequest
 from server.engine import Vocab
 from server.wire.records import Message, NamedTool, TextPart, Tool, WireError
 from tests.chat.blocks import read

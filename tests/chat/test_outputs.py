@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from server.chat.arguments import argument_types
-from server.chat.format import ChatFormat
+from server.chat.arguments.grammar import argument_types
+from server.chat.arguments.render import render_tool_calls
 from server.chat.formats import FORMATS, recognise
+from server.chat.formats.spec import ChatFormat
 from server.chat.parser import MalformedOutput, OutputParser, ParserSpec
-from server.chat.probe import detect_capabilities
-from server.chat.spell import render_tool_calls
-from server.chat.template import Template
+from server.chat.template.capabilities import detect_capabilities
+from server.chat.template.template import Template
 from tests.chat.blocks import read
 
 _LINES = [json.loads(line) for line in (Path(__file__).parent / "outputs.jsonl").read_text().splitlines()]

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.chat.arguments.render import render_tool_calls
 from server.chat.events import BlockDelta, BlockEnd, BlockStart
-from server.chat.format import Types
 from server.chat.formats import FORMATS
 from server.chat.formats.generic import FORMAT
+from server.chat.formats.spec import Types
 from server.chat.parser import MalformedOutput, OutputParser, ParserSpec
-from server.chat.spell import render_tool_calls
 from tests.chat.blocks import Block, read
 
 TOOLS: dict[str, Types] = {"get_weather": {}, "save_note": {}}

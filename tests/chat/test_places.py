@@ -11,12 +11,12 @@ from typing import Any
 import gguf
 import pytest
 
-from server.chat.conversation import ChatSettings, ImageLimits, PreparedPrompt, PromptRequest
-from server.chat.prepare import PromptBuilder
-from server.chat.template import Template
-from server.chat.text import from_template, media
+from server.chat.prompt_builder import PromptBuilder
+from server.chat.template.provenance import from_template, media
+from server.chat.template.template import Template
+from server.chat.types import ChatSettings, ImageLimits, PreparedPrompt, PromptRequest
 from server.engine import Vocab
-from server.engine.messages import Segment
+from server.engine.types import Segment
 from server.wire.records import ImagePart, Message, Part, TextPart, Tool, ToolCallPart, WireError
 from tests.pictures import image
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from server.chat.conversation import Capabilities, PreparedPrompt, PromptRequest
 from server.chat.parser import MalformedOutput
-from server.chat.prepare import PromptBuilder, validate
+from server.chat.prompt_builder import PromptBuilder, validate
+from server.chat.types import Capabilities, PreparedPrompt, PromptRequest
 from server.engine import Vocab
 from server.wire.records import (
     Format,

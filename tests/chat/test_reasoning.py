@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from server.chat.conversation import ChatSettings, PreparedPrompt, PromptRequest
 from server.chat.formats import FORMATS, recognise
-from server.chat.prepare import PromptBuilder
-from server.chat.probe import detect_capabilities
-from server.chat.reasoning import EFFORTS, ReasoningSwitches
-from server.chat.template import Template
+from server.chat.prompt_builder import PromptBuilder
+from server.chat.template.capabilities import detect_capabilities
+from server.chat.template.reasoning import EFFORTS, ReasoningSwitches
+from server.chat.template.template import Template
+from server.chat.types import ChatSettings, PreparedPrompt, PromptRequest
 from server.engine import Vocab
 from server.wire.records import Message, TextPart, ThinkingPart, Tool, ToolCallPart, WireError
 

@@ -14,12 +14,12 @@ import pytest
 from jinja2.exceptions import SecurityError
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
-from server.chat.conversation import PromptRequest
 from server.chat.formats import recognise
-from server.chat.probe import detect_capabilities
-from server.chat.prompt import write_prompt
-from server.chat.template import Template, TemplateError
-from server.chat.text import ProvenanceStr, from_template, from_user
+from server.chat.template.capabilities import detect_capabilities
+from server.chat.template.messages import write_prompt
+from server.chat.template.provenance import ProvenanceStr, from_template, from_user
+from server.chat.template.template import Template, TemplateError
+from server.chat.types import PromptRequest
 from tests.chat.test_formats import RECOGNISED, conversation
 
 TOKENS = {"bos_token": "<BOS>", "eos_token": "<EOS>"}

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from server.chat.conversation import ChatSettings, PromptRequest
-from server.chat.format import ID
-from server.chat.prepare import PromptBuilder
-from server.chat.replay import PromptPart, TurnReplay
-from server.chat.spell import render_tool_calls
-from server.chat.template import TemplateError
+from server.chat.arguments.render import render_tool_calls
+from server.chat.formats.spec import ID
+from server.chat.prompt_builder import PromptBuilder
+from server.chat.template.replay import PromptPart, TurnReplay
+from server.chat.template.template import TemplateError
+from server.chat.types import ChatSettings, PromptRequest
 from server.engine import Vocab
-from server.engine.messages import Segment
+from server.engine.types import Segment
 from server.wire.records import Message, TextPart, Tool, ToolCallPart, WireError
 from tests.chat.test_places import BLUE, LOOK, RED, SEEING, prepare, result, user, written
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from server.chat.format import THINK, ChatFormat
 from server.chat.formats import FORMATS, GENERIC
+from server.chat.formats.spec import THINK, ChatFormat
 from tests.chat.blocks import Reading, read
 from tests.chat.writing import Author
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from server.chat.conversation import ChatSettings, PromptRequest
 from server.chat.parser import MalformedOutput
-from server.chat.prepare import PromptBuilder
+from server.chat.prompt_builder import PromptBuilder
+from server.chat.types import ChatSettings, PromptRequest
 from server.engine import Vocab
 from server.wire.records import Message, NamedTool, TextPart, Tool, ToolCallPart, ToolChoice
 from tests.chat.blocks import read

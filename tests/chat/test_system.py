@@ -6,12 +6,12 @@ from array import array
 
 import pytest
 
-from server.chat.conversation import ChatSettings, PromptRequest
-from server.chat.prepare import PromptBuilder
-from server.chat.probe import detect_capabilities
-from server.chat.template import Template
+from server.chat.prompt_builder import PromptBuilder
+from server.chat.template.capabilities import detect_capabilities
+from server.chat.template.template import Template
+from server.chat.types import ChatSettings, PromptRequest
 from server.engine import Vocab
-from server.engine.messages import Segment
+from server.engine.types import Segment
 from server.wire.records import Message, Role, TextPart, Tool, WireError
 from tests.chat.test_replay import model_of
 

@@ -12,8 +12,8 @@ import pytest
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from server.chat.template import Template, TemplateError
-from server.chat.text import ProvenanceStr, from_template, from_user
+from server.chat.template.provenance import ProvenanceStr, from_template, from_user
+from server.chat.template.template import Template, TemplateError
 
 
 class _Generation(Extension):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.chat.text import ProvenanceStr, from_template, from_user, join
+from server.chat.template.provenance import ProvenanceStr, from_template, from_user, join
 
 # Every character tells what it is: small letters, "<" and space were written by the template; the rest is content.
 OURS, THEIRS = "ab< ", "XY\t\n"

@@ -15,13 +15,13 @@ from random import Random
 import jsonschema
 import pytest
 
-from server.chat.conversation import PreparedPrompt, PromptRequest
-from server.chat.format import NAME, ChatFormat
 from server.chat.formats import FORMATS, GENERIC
-from server.chat.prepare import PromptBuilder
+from server.chat.formats.spec import NAME, ChatFormat
+from server.chat.prompt_builder import PromptBuilder
+from server.chat.types import PreparedPrompt, PromptRequest
 from server.engine import Sampling, Vocab, llama
-from server.engine.constraint import GrammarState
-from server.engine.sampler import TokenSampler
+from server.engine.sampling.grammar import GrammarState
+from server.engine.sampling.sampler import TokenSampler
 from server.wire.records import Message, NamedTool, TextPart, Tool, ToolChoice
 from tests.chat.blocks import read
 from tests.chat.standin import control_texts, write_model

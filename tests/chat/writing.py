@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from server.chat.format import (
+from server.chat.arguments.render import json_type, render_arguments, to_json
+from server.chat.formats.spec import (
     ANY_TYPE,
     ARGUMENTS,
     ID,
@@ -23,7 +24,6 @@ from server.chat.format import (
     Types,
 )
 from server.chat.parser import ParserSpec
-from server.chat.spell import json_type, render_arguments, to_json
 
 TOOLS: dict[str, Types] = {
     "get": {

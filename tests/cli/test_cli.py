@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from server.cli import main
+from server.cli.main import main
 from server.config import Config
-from server.models import cached
 from server.state import TokenStore
+from server.weights.files import cached
 from tests.hub_server import REPO, playing
 
 
@@ -107,7 +107,7 @@ def test_what_cannot_be_a_token_is_not_sent(capsys: pytest.CaptureFixture[str], 
 def test_a_chat_that_is_ended_leaves_no_token(tmp_path: Path, signalled: signal.Signals) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        command = [sys.executable, "-m", "server.cli", "chat", "hello", "--url", url, "--state", str(tmp_path)]
+        command = [sys.executable, "-m", "server.cli.main", "chat", "hello", "--url", url, "--state", str(tmp_path)]
         silent.settimeout(20)
         with subprocess.Popen(command, env={**os.environ, "NAP_LLM_TOKEN": ""}) as chatting, silent.accept()[0]:
             # It asks, so it has its token.
@@ -135,7 +135,7 @@ def test_a_reader_that_has_had_enough_is_no_fault(tmp_path: Path, command: tuple
     os.close(reading)
     state = ["--state", str(tmp_path)] if command[0] == "token" else []
     ended = subprocess.run(
-        [sys.executable, "-m", "server.cli", *command, *state], stdout=writing, stderr=subprocess.PIPE, check=False
+        [sys.executable, "-m", "server.cli.main", *command, *state], stdout=writing, stderr=subprocess.PIPE, check=False
     )
     os.close(writing)
     assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
@@ -229,8 +229,8 @@ def test_serve_fetches_all_that_a_connection_is_loaded_from(
         here.extend(cached(each) for each in connection.sources)
         return True
 
-    monkeypatch.setattr("server.serving.serve", serve)
-    monkeypatch.setattr("server.cli.start_logging", lambda _: None)
+    monkeypatch.setattr("server.cli.serve.serve", serve)
+    monkeypatch.setattr("server.cli.main.start_logging", lambda _: None)
     with playing(tmp_path, monkeypatch) as hub:
         hub.files = {f"{name}.gguf": name.encode() for name in names}
         options = ("--models", str(file), "--port", "0", "--log-format", log_format)

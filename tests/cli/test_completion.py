@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from server.cli import _every, _parser
+from server.cli.main import _every, _parser
 from tests.cli.test_cli import run
 
 

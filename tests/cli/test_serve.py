@@ -45,7 +45,7 @@ class Running:
     state: Path
 
     def command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "server.cli", *arguments, "--state", str(self.state)]
+        return [sys.executable, "-m", "server.cli.main", *arguments, "--state", str(self.state)]
 
     def chat(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -66,7 +66,18 @@ def start(
     table = f'[models.smol]\nmodel = "smol"\nsource.path = "{smollm2}"\ncontext_length = 1024\nslots = 2\n'
     file.write_text(f"[server]\n{server}\n{table}{model}")
     state = directory / "state"
-    command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", "--models", str(file), "--state", str(state)]
+    command = [
+        sys.executable,
+        "-m",
+        "server.cli.main",
+        "serve",
+        "--port",
+        "0",
+        "--models",
+        str(file),
+        "--state",
+        str(state),
+    ]
     process = subprocess.Popen(
         [*command, *options],
         stdout=subprocess.PIPE,

@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import pytest
 
-from server.cli import _parser
+from server.cli.chat import INTERRUPTED, Quit, Screen, Talk
+from server.cli.main import _parser
 from server.client import Stream
-from server.talk import INTERRUPTED, Quit, Screen, Talk
 from server.wire.records import (
     Delta,
     Generation,

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from server.client import Client, TransportError
-from server.client.answers import events
+from server.client.transport import events
 from server.wire.records import (
     Delta,
     Generation,

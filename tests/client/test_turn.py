@@ -216,7 +216,7 @@ async def test_a_cancel_that_leads_to_nothing_closes_the_stream(
         return True
 
     monkeypatch.setattr("server.client.nap.Client.cancel", idle)
-    monkeypatch.setattr("server.client.turn.CANCEL_SECONDS", 0.01)
+    monkeypatch.setattr("server.client.tool_loop.CANCEL_SECONDS", 0.01)
     _, result = await cancelled(server)
     assert result.stop_reason == "cancelled" and server.given_up.is_set()
 

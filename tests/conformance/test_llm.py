@@ -352,7 +352,7 @@ Stage = pytest.mark.parametrize("stage", ["revalidation", "consent", "provider"]
 @contextlib.contextmanager
 def helpers_stopped() -> Iterator[None]:
     """The processes that prepare prompts stand still."""
-    helpers = [each for each in psutil.Process().children() if "server.chat.helpers" in " ".join(each.cmdline())]
+    helpers = [each for each in psutil.Process().children() if "server.chat.pool" in " ".join(each.cmdline())]
     assert helpers
     for each in helpers:
         each.suspend()

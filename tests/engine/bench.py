@@ -11,7 +11,7 @@ from typing import Any
 
 from server.engine import EngineConfig, EngineRequest, Failed, Finished, Sampling
 from server.engine.protocol import AddRequest, Decoder, StepOutput
-from server.engine.worker import Worker
+from server.engine.worker.worker import Worker
 
 
 class Bench:

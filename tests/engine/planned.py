@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from server.engine import EngineConfig
-from server.engine.plan import MemoryPlan
-from server.engine.worker import best_plan
+from server.engine.memory.plan import MemoryPlan
+from server.engine.worker.worker import best_plan
 
 
 def sized(length: int, cells: int) -> Callable[[EngineConfig], MemoryPlan]:

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
-from server.engine.gguf import BLOCKS
+from server.engine.memory.gguf import BLOCKS
 
 F32, Q4_0, Q8_0 = 0, 2, 8
 

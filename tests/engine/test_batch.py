@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from server.engine import EngineRequest, Finished, Sampling, Segment, Vocab, llama, worker
+from server.engine import EngineRequest, Finished, Sampling, Segment, Vocab, llama
 from server.engine.protocol import AbortRequest, AddRequest, Finish
-from server.engine.scheduler import PrefixMatch, Sequence, Slot
-from server.engine.worker import Worker
+from server.engine.scheduler.scheduler import PrefixMatch, Sequence, Slot
+from server.engine.worker import worker
+from server.engine.worker.worker import Worker
 from tests.engine.bench import Bench
 from tests.engine.planned import sized
 from tests.engine.test_generate import LETTERS, NEXT

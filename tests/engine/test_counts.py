@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from server.engine import client
-from server.engine.client import Engine, TokenStream
-from server.engine.counts import GAPS, EngineCounters
+from server.engine import engine as client
+from server.engine.counters import GAPS, EngineCounters
+from server.engine.engine import Engine, TokenStream
 from server.engine.histogram import Histogram
-from server.engine.messages import EngineConfig
 from server.engine.protocol import StepOutput
+from server.engine.types import EngineConfig
 from tests.engine.test_client import JOB
 
 

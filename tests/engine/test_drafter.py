@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
-from server.engine import EngineRequest, Finished, Sampling, Vocab, llama, speculation, worker
-from server.engine.drafter import ModelDrafter
-from server.engine.messages import EngineConfig
+from server.engine import EngineRequest, Finished, Sampling, Vocab, llama
 from server.engine.protocol import AddRequest
-from server.engine.scheduler import Sequence
-from server.engine.speculation import MAX_DRAFT_TOKENS, DraftController, DraftRequest, NgramDrafter
-from server.engine.worker import best_plan
+from server.engine.scheduler.scheduler import Sequence
+from server.engine.speculative import base as speculation
+from server.engine.speculative.base import MAX_DRAFT_TOKENS, DraftController, DraftRequest, NgramDrafter
+from server.engine.speculative.model import ModelDrafter
+from server.engine.types import EngineConfig
+from server.engine.worker import worker
+from server.engine.worker.worker import best_plan
 from tests.chat.standin import write_model
 from tests.engine.bench import Bench
 from tests.engine.planned import sized

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from server.engine import RgbImage
-from server.engine.encoder import Embeddings, EncoderResult, ImageEncoder
-from server.engine.projector import ProjectorError
+from server.engine.vision.encoder import Embeddings, EncoderResult, ImageEncoder
+from server.engine.vision.projector import ProjectorError
 from tests.fixtures.projectors import picture
 
 A, B, C = (picture(number, 2, 2) for number in range(3))

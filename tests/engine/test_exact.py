@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from server.engine import EngineRequest, Finished, Sampling, worker
+from server.engine import EngineRequest, Finished, Sampling
 from server.engine.protocol import AddRequest
+from server.engine.worker import worker
 from tests.chat.standin import write_model
 from tests.engine.bench import Bench
 from tests.engine.planned import sized

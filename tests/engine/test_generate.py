@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from server.engine import Constraint, Engine, Failed, Finished, Sampling, TextChunk, llama
-from server.engine.messages import StopCriteria
+from server.engine.types import StopCriteria
 from tests.engine.conftest import Model, collect
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.slow]

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from server.engine import Engine, EngineConfig, EngineError, Vocab
-from server.engine.gguf import BLOCKS, Array, GgufError, read
 from server.engine.llama import C
-from server.engine.plan import Device, Machine, plan
-from server.engine.shape import HParams
+from server.engine.memory.gguf import BLOCKS, Array, GgufError, read
+from server.engine.memory.hparams import HParams
+from server.engine.memory.plan import Device, Machine, plan
 from tests.engine.sparse import header, pair, tensor, text
 
 MACHINE = Machine((Device("GPU", 2**30),), 2**34, 2**33)

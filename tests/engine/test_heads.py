@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from server.engine import EngineRequest, Finished, Sampling
-from server.engine.heads import PrefixCache, PrefixEntry
 from server.engine.protocol import AddRequest
+from server.engine.worker.prefix import PrefixCache, PrefixEntry
 from tests.engine.bench import Bench
 
 

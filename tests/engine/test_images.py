@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
-from server.engine import EngineRequest, Failed, Finished, RgbImage, Sampling, Segment, llama, speculation, worker
-from server.engine.projector import Projector, ProjectorError
+from server.engine import EngineRequest, Failed, Finished, RgbImage, Sampling, Segment, llama
 from server.engine.protocol import AbortRequest, AddRequest
+from server.engine.speculative import base as speculation
+from server.engine.vision.projector import Projector, ProjectorError
+from server.engine.worker import worker
 from tests.chat.standin import WIDTH, write_model
 from tests.engine.bench import Bench as TextBench
 from tests.engine.planned import sized

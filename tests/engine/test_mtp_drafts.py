@@ -10,12 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.engine import EngineConfig, Finished, Sampling, Vocab, gguf, llama, speculation, worker
-from server.engine.mtp import MtpDrafter
-from server.engine.plan import MemoryPlan
-from server.engine.shape import HParams
-from server.engine.speculation import MAX_DRAFT_TOKENS, DraftController, DraftRequest, NgramDrafter
-from server.engine.worker import best_plan
+from server.engine import EngineConfig, Finished, Sampling, Vocab, llama
+from server.engine.memory import gguf
+from server.engine.memory.hparams import HParams
+from server.engine.memory.plan import MemoryPlan
+from server.engine.speculative import base as speculation
+from server.engine.speculative.base import MAX_DRAFT_TOKENS, DraftController, DraftRequest, NgramDrafter
+from server.engine.speculative.mtp import MtpDrafter
+from server.engine.worker import worker
+from server.engine.worker.worker import best_plan
 from tests.engine.bench import Bench
 from tests.engine.mtp import write_model
 from tests.engine.planned import sized

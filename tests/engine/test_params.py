@@ -10,8 +10,8 @@ import pytest
 
 from server.config import ConfigError, load_config
 from server.engine import Sampling, llama
-from server.engine.params import PARAMS, Param
-from server.engine.sampler import TokenSampler
+from server.engine.sampling.params import PARAMS, Param
+from server.engine.sampling.sampler import TokenSampler
 from server.http.openai import chat, responses
 from server.http.openai.errors import ApiError
 from tests.conftest import ROOT

@@ -14,12 +14,16 @@ from typing import Any
 
 import pytest
 
-from server.engine import Engine, EngineConfig, EngineError, Vocab, client, encoder, gguf, heads, llama
-from server.engine.device import machine
+from server.engine import Engine, EngineConfig, EngineError, Vocab, llama
+from server.engine import engine as client
 from server.engine.llama import KV_TYPES, C
-from server.engine.plan import SNAPSHOTS, Device, DeviceMemory, Machine, MemoryPlan, gpu_contended, plan, plans
-from server.engine.shape import HParams
-from server.engine.worker import Worker
+from server.engine.memory import gguf
+from server.engine.memory.device import machine
+from server.engine.memory.hparams import HParams
+from server.engine.memory.plan import SNAPSHOTS, Device, DeviceMemory, Machine, MemoryPlan, gpu_contended, plan, plans
+from server.engine.vision import encoder
+from server.engine.worker import prefix as heads
+from server.engine.worker.worker import Worker
 from tests.chat.standin import write_model
 from tests.engine import mtp, sparse
 from tests.engine.conftest import Model

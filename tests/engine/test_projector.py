@@ -11,9 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from server.engine import Engine, EngineConfig, EngineError, EngineRequest, RgbImage, Sampling, Segment, Vocab, llama
-from server.engine.projector import ImageChunk, Projector, ProjectorError
-from server.engine.shape import projector_bytes
+from server.engine import (
+    Engine,
+    EngineConfig,
+    EngineError,
+    EngineRequest,
+    RgbImage,
+    Sampling,
+    Segment,
+    Vocab,
+    llama,
+)
+from server.engine.memory.hparams import projector_bytes
+from server.engine.vision.projector import ImageChunk, Projector, ProjectorError
 from tests.chat.standin import WIDTH
 from tests.engine.conftest import collect
 from tests.fixtures.projectors import KINDS, Seer, picture, write_listener, write_projector

@@ -7,9 +7,9 @@ from array import array
 import numpy as np
 
 from server.engine import EngineRequest, RgbImage, Sampling
-from server.engine.projector import Chunk, ImageChunk
-from server.engine.prompt import ImageSpan, PlaceholderExpander
-from server.engine.scheduler import Sequence, Slot, common_prefix
+from server.engine.scheduler.scheduler import Sequence, Slot, common_prefix
+from server.engine.vision.placeholders import ImageSpan, PlaceholderExpander
+from server.engine.vision.projector import Chunk, ImageChunk
 from tests.fixtures.projectors import picture
 
 A, B = picture(1), picture(2)

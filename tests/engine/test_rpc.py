@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from server.cli.rpc import LIBRARY, SERVER, build
 from server.engine import Engine, EngineConfig, EngineError, Failed, TextChunk, Vocab
-from server.rpc import LIBRARY, SERVER, build
 from tests.chat.standin import write_model
 from tests.engine.conftest import Model
 

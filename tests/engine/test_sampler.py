@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from server.engine import Constraint, Sampling, Vocab, llama
-from server.engine.constraint import GrammarState, TriggerMatcher
-from server.engine.sampler import NothingAllowed, TokenSampler
+from server.engine.sampling.grammar import GrammarState, TriggerMatcher
+from server.engine.sampling.sampler import NothingAllowed, TokenSampler
 
 SIZE = 4000
 LOGITS = np.linspace(8, -8, SIZE).astype(np.float32)  # token n has rank n

@@ -7,10 +7,8 @@ from array import array
 import numpy as np
 
 from server.engine import EngineRequest, Sampling
-from server.engine.pace import PrefillBudget
-from server.engine.projector import ImageChunk
-from server.engine.prompt import ImageSpan
-from server.engine.scheduler import (
+from server.engine.scheduler.budget import PrefillBudget
+from server.engine.scheduler.scheduler import (
     PrefixMatch,
     ScheduledBatch,
     Scheduler,
@@ -19,6 +17,8 @@ from server.engine.scheduler import (
     count_runs,
     split_budget,
 )
+from server.engine.vision.placeholders import ImageSpan
+from server.engine.vision.projector import ImageChunk
 from tests.fixtures.projectors import picture
 
 

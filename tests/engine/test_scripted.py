@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from server.chat.text import ProvenanceStr, from_template, join
+from server.chat.template.provenance import ProvenanceStr, from_template, join
 from server.engine import Constraint, EngineConfig, StopCriteria, Vocab
 from tests.chat.standin import write_model
 from tests.engine.conftest import Model, Outcome, collect

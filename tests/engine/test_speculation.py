@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from server.engine import Constraint, EngineRequest, Finished, Sampling, Segment, Vocab, llama
-from server.engine.messages import StopCriteria
 from server.engine.protocol import AddRequest
-from server.engine.speculation import MAX_DRAFT_TOKENS, DraftController, NgramDrafter, ngram_draft
+from server.engine.speculative.base import MAX_DRAFT_TOKENS, DraftController, NgramDrafter, ngram_draft
+from server.engine.types import StopCriteria
 from tests.engine.bench import Bench
 from tests.engine.test_generate import LETTERS, NEXT
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.engine import Sampling, StopCriteria
-from server.engine.stop import StopMatcher
+from server.engine.sampling.stop import StopMatcher
 from tests.engine.conftest import Model
 from tests.engine.test_generate import LETTERS, MOON, NEXT
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from server.engine.threads import ThreadTuner
+from server.engine.worker.threads import ThreadTuner
 
 
 def step(threads: ThreadTuner, now: float, cores: float) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from .judge import Judge
+from tests.grammars.judge import Judge
 
 
 @pytest.fixture(scope="session")

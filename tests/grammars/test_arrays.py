@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from grammars import compile_schema
-
-from .judge import Judge
-from .walks import accepts, compact
+from tests.grammars.judge import Judge
+from tests.grammars.walks import accepts, compact
 
 
 @pytest.mark.parametrize(

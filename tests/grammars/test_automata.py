@@ -8,7 +8,7 @@ import time
 import pytest
 
 from grammars import limits
-from grammars.automata import (
+from grammars.automata.dfa import (
     ALL,
     DFA,
     EMPTY,

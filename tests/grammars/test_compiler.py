@@ -14,12 +14,11 @@ import pytest
 
 import grammars
 from grammars import InvalidInstance, InvalidSchema, UnsupportedSchema, compile_schema, scoped
+from grammars.automata.regex import pattern_dfa
 from grammars.gbnf import read
 from grammars.matcher import Matcher
-from grammars.pattern import pattern_dfa
-
-from .judge import Judge
-from .walks import accepts, compact, spaced
+from tests.grammars.judge import Judge
+from tests.grammars.walks import accepts, compact, spaced
 
 
 @pytest.mark.parametrize(
@@ -146,20 +145,20 @@ def test_nothing_of_a_schema_is_kept_but_by_scope() -> None:
     free = {
         f"{module.__name__}.{name}"
         for module in (
-            importlib.import_module(f"grammars.{each.name}") for each in pkgutil.iter_modules(grammars.__path__)
+            importlib.import_module(each.name) for each in pkgutil.walk_packages(grammars.__path__, "grammars.")
         )
         for name, value in vars(module).items()
         if hasattr(value, "cache_info") and value.__module__ == module.__name__
     }
     assert free == {
-        "grammars.formats.format_dfa",
+        "grammars.automata.formats.format_dfa",
         "grammars.gbnf._parser",
-        "grammars.idna._is_valid",
-        "grammars.pattern._case_pairs",
-        "grammars.pattern._categories",
-        "grammars.pattern._parser",
-        "grammars.pattern._script",
-        "grammars.pattern.property_set",
+        "grammars.automata.idna._is_valid",
+        "grammars.automata.regex._case_pairs",
+        "grammars.automata.regex._categories",
+        "grammars.automata.regex._parser",
+        "grammars.automata.regex._script",
+        "grammars.automata.regex.property_set",
     }
 
 

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from grammars.automata import ALL
-from grammars.formats import FORMATS, INEXACT, format_accepts, format_dfa
+from grammars.automata.dfa import ALL
+from grammars.automata.formats import FORMATS, INEXACT, format_accepts, format_dfa
 
 CASES = {
     "date": (["2024-02-29", "2000-02-29", "0000-12-31"], ["2023-02-29", "1900-02-29", "2024-2-1", "2024-13-01", ""]),

@@ -17,8 +17,7 @@ from forms import CLASSES, difference
 from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
 
 from grammars import InvalidInstance, InvalidSchema, UnsupportedSchema, check_schema, compile_schema
-
-from .walks import accepts
+from tests.grammars.walks import accepts
 
 _URIS = {
     None: None,

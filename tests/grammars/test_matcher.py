@@ -10,10 +10,9 @@ import pytest
 from grammars import compile_schema
 from grammars.gbnf import InvalidGrammar, read
 from grammars.matcher import Matcher
-from grammars.rules import Chars, gbnf
-
-from .judge import Judge
-from .walks import compact
+from grammars.rules.rules import Chars, gbnf
+from tests.grammars.judge import Judge
+from tests.grammars.walks import compact
 
 _GRAMMAR = r"""
 # a comment

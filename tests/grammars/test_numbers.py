@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from grammars.automata import difference
-from grammars.numbers import PLAIN, number_dfa
+from grammars.automata.dfa import difference
+from grammars.automata.numbers import PLAIN, number_dfa
 
 BOUNDS: list[Any] = [
     None,

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from grammars import compile_schema
-
-from .judge import Judge
-from .walks import accepts, compact, matcher
+from tests.grammars.judge import Judge
+from tests.grammars.walks import accepts, compact, matcher
 
 
 def _object(count: int, required: tuple[int, ...] = (), **keywords: Any) -> dict[str, Any]:

@@ -9,9 +9,8 @@ import unicodedata
 import pytest
 
 from grammars import UnsupportedSchema, compile_schema
-from grammars.automata import ALL, any_string, strings
-from grammars.limits import LimitExceeded
-from grammars.pattern import (
+from grammars.automata.dfa import ALL, any_string, strings
+from grammars.automata.regex import (
     InvalidPattern,
     UnsupportedPattern,
     is_pattern,
@@ -20,6 +19,7 @@ from grammars.pattern import (
     pattern_dfa,
     property_set,
 )
+from grammars.limits import LimitExceeded
 
 CASES = [
     # pattern, texts in which it is found, texts in which it is not

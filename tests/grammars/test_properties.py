@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hypothesis_jsonschema import from_schema
 
 from grammars import UnsupportedSchema, compile_schema
-
-from .walks import accepts, compact, matcher, random_text, validates
+from tests.grammars.walks import accepts, compact, matcher, random_text, validates
 
 _NAMES = st.sampled_from(["a", "b", "ab", "ä", 'q"', "c\t"])
 _TEXTS = st.sampled_from(["", "a", "ab", "b", "ä", '"', "\\", "\u0001"])

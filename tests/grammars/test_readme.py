@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from grammars import Compiled, InvalidInstance
+from tests.grammars.judge import Judge
 from tests.readme import Block, printed, runs
-
-from .judge import Judge
 
 
 @runs("grammars: JSON Schema in, GBNF out", 1, file="grammars/README.md")

@@ -10,9 +10,8 @@ import pytest
 from grammars import TaggedSyntax, UnsupportedSchema, compile_schema
 from grammars.gbnf import read
 from grammars.matcher import Matcher
-
-from .judge import Judge
-from .walks import matcher, random_text
+from tests.grammars.judge import Judge
+from tests.grammars.walks import matcher, random_text
 
 _TOOL = {
     "type": "object",

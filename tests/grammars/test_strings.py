@@ -7,14 +7,14 @@ import random
 import pytest
 
 from grammars import compile_schema
-from grammars.automata import ALL, DFA, EMPTY, intersect, strings
-from grammars.formats import format_dfa
+from grammars.automata.dfa import ALL, DFA, EMPTY, intersect, strings
+from grammars.automata.formats import format_dfa
+from grammars.automata.regex import pattern_dfa
 from grammars.gbnf import read
 from grammars.limits import LimitExceeded
 from grammars.matcher import Matcher
-from grammars.pattern import pattern_dfa
-from grammars.rules import Grammar, Lit, Ref, gbnf, prune
-from grammars.strings import (
+from grammars.rules.rules import Grammar, Lit, Ref, gbnf, prune
+from grammars.rules.strings import (
     JSON,
     PYTHON_DOUBLE,
     PYTHON_SINGLE,
@@ -25,8 +25,7 @@ from grammars.strings import (
     up_to,
     without,
 )
-
-from .judge import Judge
+from tests.grammars.judge import Judge
 
 PATTERNS = [
     "^a{3}$",

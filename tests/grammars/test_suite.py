@@ -17,8 +17,7 @@ import pytest
 from grammars import compile_schema
 from grammars.gbnf import read
 from grammars.matcher import Matcher
-
-from .walks import compact, validates
+from tests.grammars.walks import compact, validates
 
 _DATA = Path(__file__).parent / "data"
 _SUITE = json.loads(gzip.decompress((_DATA / "json-schema-test-suite.json.gz").read_bytes()))

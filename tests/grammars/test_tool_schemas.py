@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from grammars import InvalidInstance, compile_schema
-
-from .judge import Judge
-from .walks import accepts, compact
+from tests.grammars.judge import Judge
+from tests.grammars.walks import accepts, compact
 
 _CASES = [json.loads(line) for line in (Path(__file__).parent / "data/tool-schemas.jsonl").read_text().splitlines()]
 

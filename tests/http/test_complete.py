@@ -21,7 +21,7 @@ from jsonschema import Draft202012Validator
 from server.chat import PromptRequest
 from server.chat.events import BlockDelta, BlockEnd, BlockStart, Refusal
 from server.config import CapabilityLimits, Limits, ModelConfig, ModelLimitsConfig, ModelSource, Route, ServerConfig
-from server.engine.params import Sampling
+from server.engine.sampling.params import Sampling
 from server.http.complete import STATUS
 from server.wire.message_schema import MESSAGE_SCHEMA
 from server.wire.records import ImagePart, Message, TextPart, Tool, WireError

@@ -20,7 +20,7 @@ import pytest_asyncio
 from server.chat import HelperPool, make_parser
 from server.config import ModelConfig, ModelSource
 from server.engine import Engine, Finished, TextChunk, Vocab, llama
-from server.engine.messages import EngineRequest, Event, Segment
+from server.engine.types import EngineRequest, Event, Segment
 from tests.chat.standin import write_model
 from tests.http.conftest import serving, site_of
 

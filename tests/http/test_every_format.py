@@ -21,11 +21,11 @@ import pytest_asyncio
 
 from server.app import create_app
 from server.chat import HelperPool
-from server.chat.format import ChatFormat
+from server.chat.arguments.render import render_tool_calls
 from server.chat.formats import FORMATS, GENERIC
-from server.chat.prepare import PromptBuilder
-from server.chat.spell import render_tool_calls
-from server.chat.text import ProvenanceStr, from_template, join
+from server.chat.formats.spec import ChatFormat
+from server.chat.prompt_builder import PromptBuilder
+from server.chat.template.provenance import ProvenanceStr, from_template, join
 from server.config import Config, ModelConfig, ModelSource, ServerConfig
 from server.engine import Vocab
 from server.state import TokenStore

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from server.chat import HelperPool
-from server.chat.helpers import _Helper
+from server.chat.pool import _Helper
 from server.wire.records import WireError
 from tests.http.conftest import Site, events, site_of
 
@@ -70,7 +70,7 @@ async def test_not_ready_without_helpers(tmp_path: Path, monkeypatch: pytest.Mon
 
         monkeypatch.setattr(_Helper, "start", broken)
         assert await ready(site) == (200, []), "one that runs need not be started"
-        (helper,) = [each for each in psutil.Process().children() if "server.chat.helpers" in " ".join(each.cmdline())]
+        (helper,) = [each for each in psutil.Process().children() if "server.chat.pool" in " ".join(each.cmdline())]
         os.kill(helper.pid, signal.SIGKILL)
         helper.wait(10)
         assert await ready(site) == (503, ["helpers"])

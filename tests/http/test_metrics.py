@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from server.config import Limits, ModelConfig, ModelSource, ServerConfig
 from server.engine import EngineError
-from server.engine.device import Gpu
+from server.engine.memory.device import Gpu
 from server.http.metrics import exposition
 from tests.http.conftest import Site, site_of
 

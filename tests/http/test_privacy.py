@@ -155,7 +155,7 @@ class Process:
         command = [
             sys.executable,
             "-m",
-            "server.cli",
+            "server.cli.main",
             "serve",
             "--port",
             "0",

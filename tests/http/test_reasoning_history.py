@@ -16,7 +16,7 @@ from server.app import create_app
 from server.chat import HelperPool, make_parser
 from server.config import Config, ModelConfig, ModelSource, ServerConfig
 from server.engine import Vocab
-from server.engine.messages import Segment
+from server.engine.types import Segment
 from server.runtime import Runtime
 from server.state import TokenStore
 from tests.http.conftest import listening, site_of

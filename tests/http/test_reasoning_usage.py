@@ -13,7 +13,7 @@ import pytest
 from server.chat import HelperPool, make_parser
 from server.config import ModelConfig, ModelSource
 from server.engine import Finished, TextChunk, Vocab
-from server.engine.messages import Segment
+from server.engine.types import Segment
 from tests.http.conftest import serving, site_of
 
 pytestmark = pytest.mark.asyncio

@@ -13,8 +13,8 @@ from typing import Any
 from server.chat import Capabilities, ChatSettings, PreparedPrompt, PromptRequest
 from server.chat.events import BlockDelta, BlockEnd, BlockEvent, BlockStart
 from server.config import Config, Limits, ModelConfig, ModelSource, Route, ServerConfig
-from server.engine.counts import EngineCounters
-from server.engine.messages import (
+from server.engine.counters import EngineCounters
+from server.engine.types import (
     EngineConfig,
     EngineRequest,
     EngineStats,

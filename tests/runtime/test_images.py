@@ -10,7 +10,7 @@ import pytest
 
 from server.chat import ImageLimits
 from server.config import CapabilityLimits, Limits, ModelConfig, ModelSource
-from server.engine.messages import Failed, RgbImage
+from server.engine.types import Failed, RgbImage
 from server.runtime import LiveGeneration
 from server.wire.records import ImagePart, Message, Requirements, TextPart, WireError
 from tests.runtime.doubles import World, caller, request

@@ -11,8 +11,8 @@ import pytest
 
 from server.chat.events import BlockDelta, BlockEnd, BlockStart
 from server.config import ModelConfig, ModelSource, ServerConfig
-from server.engine.messages import Finished, Logprob, TextChunk
-from server.engine.params import Sampling
+from server.engine.sampling.params import Sampling
+from server.engine.types import Finished, Logprob, TextChunk
 from server.runtime import GenerationOptions, LiveGeneration
 from server.runtime.logprobs import AnswerLogprobs
 from server.wire.records import Generation, Requirements, TextPart, WireError

@@ -10,7 +10,7 @@ import pytest
 
 from server.chat import ChatSettings
 from server.config import ModelConfig, ModelLimitsConfig, ModelSource
-from server.engine.params import Sampling
+from server.engine.sampling.params import Sampling
 from server.wire.records import WireError
 from tests.runtime.doubles import ChatDouble, World
 from tests.runtime.test_generation import begin

@@ -9,8 +9,8 @@ from dataclasses import replace
 from importlib import import_module
 from pkgutil import iter_modules
 
-from server.chat.format import THINK, ChatFormat
 from server.chat.formats.generic import FORMAT as GENERIC
+from server.chat.formats.spec import THINK, ChatFormat
 
 
 def _found() -> dict[str, ChatFormat]:

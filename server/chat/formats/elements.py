@@ -1,6 +1,6 @@
 """Families that write one element an argument: strings raw, everything else as JSON."""
 
-from server.chat.format import (
+from server.chat.formats.spec import (
     ANY_TYPE,
     ARGUMENTS,
     ID,

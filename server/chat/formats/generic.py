@@ -6,7 +6,7 @@
 The catalogue and the way to call stand in the system turn; the grammar does the rest.
 """
 
-from server.chat.format import ARGUMENTS, NAME, ChatFormat, Tags, ToolCallFormat
+from server.chat.formats.spec import ARGUMENTS, NAME, ChatFormat, Tags, ToolCallFormat
 
 FORMAT = ChatFormat(
     name="generic",

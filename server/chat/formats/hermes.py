@@ -1,6 +1,6 @@
 """Hermes, Qwen 2.5, Qwen 3, Granite 4 and many more: a JSON object between `<tool_call>` tags."""
 
-from server.chat.format import ARGUMENTS, NAME, THINK, ChatFormat, ToolCallFormat
+from server.chat.formats.spec import ARGUMENTS, NAME, THINK, ChatFormat, ToolCallFormat
 
 FORMATS = (
     ChatFormat(

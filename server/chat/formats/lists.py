@@ -1,6 +1,6 @@
 """Families that write their calls as a JSON list behind a marker of their own."""
 
-from server.chat.format import ARGUMENTS, ID, NAME, THINK, ChatFormat, Tags, ToolCallFormat
+from server.chat.formats.spec import ARGUMENTS, ID, NAME, THINK, ChatFormat, Tags, ToolCallFormat
 
 _CALL = ('{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}")
 

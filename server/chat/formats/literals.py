@@ -1,6 +1,6 @@
 """Families that write arguments as literals: Python calls (LFM2) and Gemma 4's notation with bare keys."""
 
-from server.chat.format import ARGUMENTS, GEMMA, NAME, PYTHON, THINK, ChatFormat, Tags, ToolCallFormat
+from server.chat.formats.spec import ARGUMENTS, GEMMA, NAME, PYTHON, THINK, ChatFormat, Tags, ToolCallFormat
 
 FORMATS = (
     ChatFormat(

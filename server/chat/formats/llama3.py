@@ -4,7 +4,7 @@ The opening brace is common text, so a call is one only where the answer begins 
 than one call in a turn.
 """
 
-from server.chat.format import ARGUMENTS, NAME, ChatFormat, ToolCallFormat
+from server.chat.formats.spec import ARGUMENTS, NAME, ChatFormat, ToolCallFormat
 
 FORMATS = (
     ChatFormat(

@@ -1,6 +1,6 @@
 """Mistral: `[TOOL_CALLS]`, as a JSON list with ids (Nemo), with the id in brackets (Small 3.2), or without ids."""
 
-from server.chat.format import ARGUMENTS, ID, NAME, ChatFormat, Tags, ToolCallFormat
+from server.chat.formats.spec import ARGUMENTS, ID, NAME, ChatFormat, Tags, ToolCallFormat
 
 _THINK = Tags("[THINK]", "[/THINK]")
 

@@ -1,6 +1,16 @@
 """Families whose calls stand between control tokens, each call's arguments one JSON object."""
 
-from server.chat.format import ARGUMENTS, ID, NAME, NAME_AGAIN, THINK, ChatFormat, TaggedArguments, Tags, ToolCallFormat
+from server.chat.formats.spec import (
+    ARGUMENTS,
+    ID,
+    NAME,
+    NAME_AGAIN,
+    THINK,
+    ChatFormat,
+    TaggedArguments,
+    Tags,
+    ToolCallFormat,
+)
 
 FORMATS = (
     ChatFormat(

@@ -24,13 +24,13 @@ from server.http.asgi import (
     respond_json,
     watching,
 )
-from server.http.callers import authenticate
+from server.http.auth import authenticate
 from server.http.openai import chat, responses
 from server.http.openai.errors import ApiError, failed, refused
-from server.http.openai.reading import read_json
+from server.http.openai.request import read_json
 from server.http.streaming import EventStream
 from server.runtime import Caller, Endpoint, Runtime
-from server.runtime.connections import ServedModel
+from server.runtime.served_model import ServedModel
 from server.state import TokenStore
 from server.wire.records import WireError
 

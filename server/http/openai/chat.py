@@ -8,7 +8,7 @@ from typing import Any
 
 from server.http import sse
 from server.http.openai.errors import bad, failed
-from server.http.openai.reading import (
+from server.http.openai.request import (
     MAX_LOGPROBS,
     SAMPLING,
     ParameterPolicy,
@@ -30,7 +30,7 @@ from server.http.openai.reading import (
     result,
     text,
 )
-from server.http.openai.writing import LogprobCursor, arguments_text
+from server.http.openai.response import LogprobCursor, arguments_text
 from server.runtime import LiveGeneration
 from server.wire import encode
 from server.wire.records import (

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from server.chat import Capabilities
-from server.engine.messages import Finished, Logprob, StopCriteria, TextChunk
+from server.engine.types import Finished, Logprob, StopCriteria, TextChunk
 from server.wire.records import ImagePart, Message, NamedTool, TextPart, ThinkingPart, ToolCallPart, WireError
 from tests.http.openai.conftest import HELLO, WEATHER, Api, api_of
 from tests.runtime.doubles import ALL_MODES

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from server.http.openai import chat, responses
 from server.http.openai.errors import ApiError
-from server.http.openai.reading import read_json
+from server.http.openai.request import read_json
 from tests.http.openai.conftest import HELLO, WEATHER
 
 CALL = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}

@@ -12,7 +12,7 @@ from openai.types.responses.response_create_params import ResponseCreateParamsBa
 
 from server.http.openai import chat, responses
 from server.http.openai.errors import ApiError
-from server.http.openai.reading import read_json
+from server.http.openai.request import read_json
 from tests.http.openai.conftest import HELLO, WEATHER
 
 CHAT: dict[str, Any] = {"model": "m", "messages": HELLO}

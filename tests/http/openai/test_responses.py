@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from server.engine.messages import Logprob, TextChunk
+from server.engine.types import Logprob, TextChunk
 from server.http.openai.responses import read
 from server.wire.records import ImagePart, Message, NamedTool, TextPart, ThinkingPart, ToolCallPart
 from tests.http.openai.conftest import WEATHER, Api

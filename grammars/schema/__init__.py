@@ -1,0 +1,1 @@
+"""JSON Schema documents and their normal form."""

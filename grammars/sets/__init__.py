@@ -1,0 +1,1 @@
+"""Boolean algebra over sets of numbers and strings."""

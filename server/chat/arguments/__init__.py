@@ -1,0 +1,1 @@
+"""The spellings of a tool call's arguments: grammar, reader and renderer of each."""

@@ -1,0 +1,1 @@
+"""Images of a request: headers, decoding, placeholders in the prompt."""

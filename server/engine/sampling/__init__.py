@@ -1,0 +1,1 @@
+"""From logits to a token: sampler chain, grammar, stop strings, log probabilities."""

@@ -1,0 +1,1 @@
+"""Images: projector, encoder, and where their embeddings stand in a prompt."""

@@ -1,0 +1,1 @@
+"""Model files: fetched, checked and kept."""
