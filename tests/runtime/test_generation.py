@@ -464,7 +464,8 @@ async def test_each_kind_of_the_engine_s_failures_has_words_of_its_own(world: Wo
         live = await begin(world)
         (await world.engine.run(number)).fail("provider-error", "canary", reason=reason)
         failure = await error(live)
-        assert (failure.code, failure.extra) == ("provider-error", {}) and "engine failed" in failure.message
+        assert (failure.code, failure.extra) == ("provider-error", {"reason": "engine"})
+        assert "engine failed" in failure.message
         told.append(failure.message)
     assert len(set(told)) == len(told)
 
