@@ -340,7 +340,7 @@ def _work(name: str, arguments: tuple[Any, ...], scope: str) -> tuple[bool, Any]
 
 _WORK: dict[str, Callable[..., Any]] = {
     "inspect": lambda prepare, path, settings: prepare.inspect(path, settings),
-    "prepare": lambda prepare, path, settings, conversation: prepare.model(path, settings.template).prepare(
+    "prepare": lambda prepare, path, settings, conversation: prepare.prompt_builder(path, settings.template).prepare(
         conversation, settings
     ),
     "check_tools": lambda prepare, tools: prepare.check_tools(tools),

@@ -136,7 +136,7 @@ async def test_a_projector_for_sound_alone_does_not_see(seers: dict[str, Seer], 
     engine = await Engine.start(spec(seer, tmp_path / "ears.gguf"))
     try:
         assert not engine.info.vision
-        assert (await collect(engine.generate(job(seer, 1, (0, picture(1)))))).failed.code == "provider-error"
+        assert (await collect(engine.generate(job(seer, 1, (0, picture(1)))))).failed.code == "unsupported"
         assert (await collect(engine.generate(job(seer, 2)))).done.output_tokens == 4
     finally:
         await engine.close()

@@ -275,6 +275,10 @@ async def test_an_outcome_that_is_certain_frees_the_engine(
         def broken(self) -> bool:
             return self._parser.broken
 
+        @property
+        def thoughts(self) -> list[tuple[int, int | None]]:
+            return self._parser.thoughts
+
         def feed(self, text: str) -> list[BlockEvent]:
             if certain == "a refusal":
                 return [Refusal()]
