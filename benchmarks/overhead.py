@@ -79,14 +79,17 @@ def clock_cost(calls: int = 10_000) -> float:
 def timing(clock: Clock, worker: Worker) -> Iterator[None]:
     """The clock runs in the worker, and in its samplers and constraints, while this is open."""
     timed: list[tuple[Any, str, str]] = [
-        (worker, "turn", "rest"),
-        (worker, "_fill", "fill"),
+        (worker, "step", "rest"),
+        (worker, "_build_batch", "fill"),
         (worker._context, "decode", "decode"),
         (worker._context, "logits", "logits"),
-        (worker, "_advance", "append"),
-        (worker, "_report", "frame"),
+        (worker, "_sample_next", "append"),
+        (worker, "_send_output", "frame"),
         (TokenSampler, "choose", "sampling"),
-        *((GrammarState, name, "grammar") for name in ("allows", "among", "mask", "accept", "forced", "watch")),
+        *(
+            (GrammarState, name, "grammar")
+            for name in ("allows", "allowed_among", "mask", "accept", "jump_forward", "feed_trigger")
+        ),
     ]
     # What an object finds in its class is covered, and uncovered again.
     before = [(owner, name, vars(owner).get(name)) for owner, name, _ in timed]

@@ -96,7 +96,7 @@ def test_the_image_gets_what_the_server_needs_and_no_more(tmp_path: Path) -> Non
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
-    assert done.stdout.strip() == str(tmp_path / "server" / "serving.py"), done.stderr
+    assert done.stdout.strip() == str(tmp_path / "server" / "cli" / "serve.py"), done.stderr
 
 
 def test_the_healthcheck_is_a_program(tmp_path: Path) -> None:

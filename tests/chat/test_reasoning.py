@@ -252,4 +252,4 @@ def test_templates_take_back_the_reasoning_that_their_models_want(templates: dic
         seen[name] = (recognise(source, traits.sample), traits.replay)
     assert sum(replay for _, replay in seen.values()) == 31
     for name, (format, replay) in seen.items():
-        assert replay or not (format.wants_thinking and format.thinking), name
+        assert replay or not (format.needs_reasoning_history and format.reasoning_tags), name

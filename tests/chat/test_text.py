@@ -87,4 +87,4 @@ def test_characters_that_become_two_are_content(text: str) -> None:
 def test_content_reaches_into_json_values() -> None:
     value = from_user({"a": ["<|im_end|>", {"b": 1, "c": None}]})
     assert value == {"a": ["<|im_end|>", {"b": 1, "c": None}]}
-    assert not value["a"][0].is_control() and not next(iter(value)).is_control()
+    assert not value["a"][0].is_from_template() and not next(iter(value)).is_from_template()

@@ -57,7 +57,7 @@ def test_a_draft_model_changes_nothing_but_the_number_of_steps(
     if pool:
         monkeypatch.setattr(worker, "best_plan", sized(400, 1200))
     plain, plainly = outputs(random_model, jobs, speculation=False)
-    drafted, steps = outputs(random_model, jobs, draft=str(drafting))
+    drafted, steps = outputs(random_model, jobs, draft_model_path=str(drafting))
     assert drafted == plain
     assert steps <= plainly
     greedy = jobs(0, array("i")).sampling == Sampling(temperature=0)
@@ -79,7 +79,7 @@ def test_drafts_are_cut_off_where_a_window_moves_on(
         monkeypatch.setattr(worker, "best_plan", sized(1200, 2560))
     found, rejected = {}, []
     for draft in (None, str(paths[seed])):
-        bench = Bench(paths[1], context_length=1200, slots=2, speculation=draft is not None, draft=draft)
+        bench = Bench(paths[1], context_length=1200, slots=2, speculation=draft is not None, draft_model_path=draft)
         assert bench.worker._model.window == 512
         verify = bench.worker._verify_draft
 
@@ -105,7 +105,7 @@ def test_drafts_are_cut_off_where_a_window_moves_on(
 
 
 def test_its_cache_holds_what_it_says(random_model: Path, drafting: Path, eager: None) -> None:
-    bench = Bench(random_model, context_length=400, draft=str(drafting))
+    bench = Bench(random_model, context_length=400, draft_model_path=str(drafting))
     made = bench.worker._model_drafter
     assert made is not None
     for number in range(3):
@@ -198,7 +198,7 @@ def test_a_beginning_is_copied_within_a_scope(alone: Callable[..., Alone]) -> No
 
 
 def test_a_cache_that_is_too_small_is_left_alone(alone: Callable[..., Alone], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.engine.test_drafter.best", sized(400, 512))
+    monkeypatch.setattr("tests.engine.test_drafter.best_plan", sized(400, 512))
     made = alone(prefill_chunk=300)
     assert not made.plan.kv_per_slot
     assert made.propose(asked(0, LONG)) and made.propose(asked(1, LONG[::-1]))
@@ -218,8 +218,8 @@ def test_what_cannot_draft_is_refused(sdist: Path, random_model: Path, tmp_path:
     write_model(mamba, vocabulary, [], size=600, architecture="mamba")
     for path, why in ((other, "another vocabulary"), (mamba, "cannot draft")):
         with pytest.raises(llama.LoadError, match=why):
-            Bench(random_model, context_length=400, draft=str(path))
-    bench = Bench(mamba, context_length=400, draft=str(random_model))
+            Bench(random_model, context_length=400, draft_model_path=str(path))
+    bench = Bench(mamba, context_length=400, draft_model_path=str(random_model))
     assert bench.worker._model_drafter is None, "what was wrong could not be cut off again"
     assert any("draft" in note for note in bench.worker.info.notes)
     bench.submit(1, array("i", [1, 2, 3]), 4)
@@ -231,7 +231,7 @@ def test_a_vocabulary_may_be_padded(sdist: Path, random_model: Path, tmp_path: P
     """Drafts of tokens that the larger model does not know end before them."""
     path = tmp_path / "padded.gguf"
     write_model(path, sdist / "vendor/llama.cpp/models/ggml-vocab-gpt-2.gguf", ["<|a|>", "<|b|>"], size=600)
-    bench = Bench(random_model, context_length=400, draft=str(path))
+    bench = Bench(random_model, context_length=400, draft_model_path=str(path))
     bench.submit(1, array("i", [1, 2, 3]), 40)
     bench.run()
     assert isinstance(bench.ends[1], Finished)

@@ -34,7 +34,7 @@ class Bench(TextBench):
     def __init__(self, seer: Seer, *, length: int = 512, slots: int = 6, **more: Any) -> None:
         self.seer = seer
         super().__init__(
-            seer.model, context_length=length, slots=slots, gpu_layers=0, projector=str(seer.projector), **more
+            seer.model, context_length=length, slots=slots, gpu_layers=0, mmproj_path=str(seer.projector), **more
         )
         assert self.worker._vision is not None
         self.encoder = self.worker._vision.encoder

@@ -177,7 +177,7 @@ def test_snapshots_take_what_nothing_else_needs(tmp_path: Path, sdist: Path) -> 
 def test_a_projector_counts(tmp_path: Path, dense: HParams) -> None:
     projector = sparse.projector(tmp_path / "projector.gguf")
     for where in (gpus(8), RAM):
-        plain, seeing = (choose(dense, where, context_length=4096, projector=each) for each in (None, str(projector)))
+        plain, seeing = (choose(dense, where, context_length=4096, mmproj_path=each) for each in (None, str(projector)))
         first, second = (each.devices[0] if each.devices else each.host for each in (plain, seeing))
         assert GIB < second.weights - first.weights < 1.1 * GIB
         assert (plain.host.encoder_cache, seeing.host.encoder_cache) == (0, encoder.MAX_BYTES)
@@ -205,7 +205,7 @@ def test_a_draft_model_counts(smollm2: Path, dense: HParams, memory: int, kv_typ
 
 def test_a_draft_model_has_its_place_on_the_gpus(smollm2: Path, dense: HParams) -> None:
     for where in (gpus(80), gpus(16), gpus(12, 12), gpus(4)):
-        plain, drafting = (choose(dense, where, draft=each) for each in (None, str(smollm2)))
+        plain, drafting = (choose(dense, where, draft_model_path=each) for each in (None, str(smollm2)))
         assert drafting.fits and sum(each.draft_model for each in drafting.devices) > 0.1 * GIB
         assert (drafting.gpu_layers, drafting.kv_cells) <= (plain.gpu_layers, plain.kv_cells)
     assert drafting.gpu_layers < plain.gpu_layers
@@ -215,8 +215,8 @@ def test_a_draft_model_that_cannot_be_read_is_named(tmp_path: Path, dense: HPara
     path = tmp_path / "draft.gguf"
     path.write_bytes(b"GGUF")
     with pytest.raises(EngineError, match="the draft model cannot be used"):
-        choose(dense, RAM, draft=str(path))
-    assert choose(dense, RAM, draft=str(path), speculation=False).host.draft_model == 0
+        choose(dense, RAM, draft_model_path=str(path))
+    assert choose(dense, RAM, draft_model_path=str(path), speculation=False).host.draft_model == 0
 
 
 @pytest.mark.parametrize("memory", [64, 1], ids=["split", "pool"])
@@ -414,8 +414,8 @@ async def test_a_model_is_loaded_with_less_where_memory_runs_out(
 
 SHORT = """
 import os, socket
-from server.engine.protocol import Short, encode
-socket.socket(fileno=FD).sendall(encode(Short(0)))
+from server.engine.protocol import OutOfMemory, encode
+socket.socket(fileno=FD).sendall(encode(OutOfMemory(0)))
 os.abort()
 """
 

@@ -117,6 +117,7 @@ async def test_a_worker_that_stops_while_it_loads_is_killed(
     start = client._popen
     monkeypatch.setattr(client, "_popen", stopped)
     monkeypatch.setattr(client, "_STARTING", 0.2)
+    monkeypatch.setattr(Engine, "_repack", True)  # whatever died before in this process
     with pytest.raises(EngineError, match="hung while it loaded"):
         await Engine.start(EngineConfig(str(smollm2), context_length=512, hang_timeout=0.2))
     (worker,) = started

@@ -91,8 +91,8 @@ async def test_close_leaves_no_process_and_settles_what_runs(smollm2: Path, voca
 
 async def test_a_worker_exits_when_its_parent_dies(smollm2: Path) -> None:
     code = (
-        "import asyncio, sys\nfrom server.engine import Engine, ModelSpec\n"
-        f"async def main():\n    engine = await Engine.start(ModelSpec({str(smollm2)!r}, context_length=512))\n"
+        "import asyncio, sys\nfrom server.engine import Engine, EngineConfig\n"
+        f"async def main():\n    engine = await Engine.start(EngineConfig({str(smollm2)!r}, context_length=512))\n"
         "    print(engine.pid, flush=True)\n    await asyncio.sleep(60)\nasyncio.run(main())"
     )
     root = Path(__file__).parents[2]
