@@ -143,11 +143,12 @@ async def test_a_long_prefill_in_one_step_is_no_hang(
     smollm2: Path, vocab: Vocab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LONGEST", 10**6)
-    spec = EngineConfig(str(smollm2), context_length=2048, slots=1, prefill_chunk=1600, hang_timeout=0.2)
+    # One thread: a longer step, and a core for the answers on a machine that has two and other work.
+    spec = EngineConfig(str(smollm2), context_length=2048, slots=1, prefill_chunk=1600, threads=1, hang_timeout=1.0)
     engine = await Engine.start(spec)
     try:
         model = Model(engine, vocab)
-        job = model.job(LONG, max_tokens=1)
+        job = model.job(LONG, max_tokens=1, seconds=200)
         assert len(job.tokens) > 1400, "seconds of work"
         outcome = await model.run(job)
         assert outcome.done.output_tokens == 1
