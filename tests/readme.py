@@ -1,6 +1,6 @@
-"""The fenced blocks of the READMEs, for the tests that run them.
+"""The fenced blocks of the READMEs and of docs/, for the tests that run them.
 
-    @runs("Models", 1, 2)
+    @runs("Models", 1, 2, file="docs/guide.md")
     def test_the_examples(examples: tuple[Block, ...]) -> None: ...
 
 hands a test the first two blocks under the heading "Models", as they stand. It is also how `tests/test_readme.py` knows
@@ -62,7 +62,7 @@ def _open_quote(command: str) -> bool:
 
 @cache
 def blocks(file: str = "README.md") -> Mapping[tuple[str, int], Block]:
-    """Every fenced block of a README, by the heading that it stands under and its number there, from 1."""
+    """Every fenced block of a page, by the heading that it stands under and its number there, from 1."""
     found: dict[tuple[str, int], Block] = {}
     heading, fence, language, number = "", "", "", 0
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""The commands about models: the README's examples as they stand, against a server that plays the hub."""
+"""The commands about models: the examples in docs/guide.md as they stand, against a server that plays the hub."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smollm2: Path) -> Iterator[Hub]:
-    """It has the model that the README's example names; the machine is an imagined one."""
+    """It has the model that the guide's example names; the machine is an imagined one."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(device, "machine", lambda: Machine((), 32 * GIB, 24 * GIB))
     with playing(tmp_path, monkeypatch) as hub:
-        (hub.repo, file) = re.findall(r'huggingface = "(.+):(.+)"', blocks()["Models", 1].text)[0]
+        (hub.repo, file) = re.findall(r'huggingface = "(.+):(.+)"', blocks("docs/guide.md")["Models", 1].text)[0]
         hub.files = {file: smollm2.read_bytes()}
         yield hub
 
 
 @pytest.mark.slow
-@runs("Models", 1, 2)
-def test_the_readmes_examples(
+@runs("Models", 1, 2, file="docs/guide.md")
+def test_the_guides_examples(
     examples: tuple[Block, ...], hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     configuration, transcript = examples

@@ -1,4 +1,4 @@
-"""Every fenced block of the READMEs is run by a test; here those about a server that `./scripts/serve` has started."""
+"""Every fenced block of the READMEs and of docs/ is run by a test; here those about a server that `./scripts/serve` has started."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.slow
 
 
 def readmes() -> list[str]:
-    places = (ROOT / each for each in ("benchmarks", "grammars", "scripts", "server", "tests"))
+    places = (ROOT / each for each in ("benchmarks", "docs", "grammars", "scripts", "server", "tests"))
     found = [*ROOT.glob("*.md"), *(file for place in places for file in place.rglob("*.md"))]
     return sorted(file.relative_to(ROOT).as_posix() for file in found)
 
@@ -205,7 +205,7 @@ def messages(text: str) -> list[Any]:
 
 
 def agree(said: str, expected: str) -> list[Any]:
-    """What was said has the form that the README shows; for a `…` stands any number of deltas."""
+    """What was said has the form that the page shows; for a `…` stands any number of deltas."""
     told, shown = messages(said), messages(expected)
     if "…" not in shown:
         assert shape(told) == shape(shown)
@@ -221,7 +221,7 @@ def agree(said: str, expected: str) -> list[Any]:
     return told
 
 
-@runs("On the wire", 1, 2, 3, 4, 5)
+@runs("NAP-LLM", 1, 2, 3, 4, 5, file="docs/api.md")
 def test_the_transcript_on_the_wire(examples: tuple[Block, ...], served: Served, shell: Shell) -> None:
     """Under the handle that this server gives."""
     preparing, selecting, generating, forcing, cancelling = (each.exchanges() for each in examples)
@@ -262,7 +262,7 @@ def test_the_transcript_on_the_wire(examples: tuple[Block, ...], served: Served,
 
 
 def test_the_list_of_commands_is_the_parser_s() -> None:
-    section = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Command line\n")[1].split("\n## ")[0]
+    section = (ROOT / "docs/guide.md").read_text(encoding="utf-8").split("\n## Command line\n")[1].split("\n## ")[0]
     parsers = {each.prog: each for each in _every(_parser())}
     assert set(re.findall(r"[a-z]+", " ".join(re.findall(r"`([^`]+)`", section)))) >= {*commands(parsers["nap-llm"])}
     synopses = re.findall(r"`(nap-llm [a-z ]*[a-z])([^`]*)`", section)
@@ -274,7 +274,7 @@ def test_the_list_of_commands_is_the_parser_s() -> None:
             assert values.split("|") == [*choices] if choices else "|" not in values, (name, option)
 
 
-@runs("Command line", 1)
+@runs("Command line", 1, file="docs/guide.md")
 def test_chat(examples: tuple[Block, ...], served: Served, shell: Shell) -> None:
     """With the server's address; in a repository that holds a change, and beside a list of the tools shown above."""
     (example,) = examples
@@ -308,14 +308,14 @@ def test_chat(examples: tuple[Block, ...], served: Served, shell: Shell) -> None
     assert "One more line." in shell.run("git diff")
     assert shell.run(pipe).strip()
 
-    ((on_the_wire, _),) = blocks()["On the wire", 4].exchanges()
+    ((on_the_wire, _),) = blocks("docs/api.md")["NAP-LLM", 4].exchanges()
     tools = json.loads(shlex.split(on_the_wire)[-1])["request"]["tools"]
     (served.directory / "tools.json").write_text(json.dumps(tools))
     call, shown = json.loads(shell.run(force)), json.loads(expected)
     assert call["name"] == shown["name"] and {*call["arguments"]} == {*shown["arguments"]}
 
 
-@runs("Command line", 2)
+@runs("Command line", 2, file="docs/guide.md")
 def test_completion(examples: tuple[Block, ...], served: Served, shell: Shell, tmp_path: Path) -> None:
     (example,) = examples
     shell.run("export PATH=$PWD/.venv/bin:$PATH")
@@ -343,7 +343,7 @@ async def asked(directory: Path, models: str, name: str) -> AsyncIterator[tuple[
         yield model, connection.loaded
 
 
-@runs("Configuration", 1)
+@runs("Configuration", 1, file="docs/guide.md")
 async def test_another_model_is_another_table(
     examples: tuple[Block, ...], tmp_path: Path, seers: dict[str, Seer]
 ) -> None:
@@ -361,7 +361,7 @@ async def test_another_model_is_another_table(
 # --- conformance
 
 
-@runs("A draft model", 1)
+@runs("Speculative decoding", 1, file="docs/guide.md")
 async def test_a_draft_model_is_a_file_more(
     examples: tuple[Block, ...], tmp_path: Path, seers: dict[str, Seer]
 ) -> None:

@@ -73,7 +73,7 @@ def test_lending_builds_what_it_needs_once_and_becomes_the_server(
     assert Path(library).is_relative_to(cache_directory()) and Path(library).is_file()
 
 
-@runs("One model over several machines", 1, 2)
+@runs("One model over several machines", 1, 2, file="docs/guide.md")
 def test_a_model_over_two_machines(
     examples: tuple[Block, ...], published: list[str], sdist: Path, tmp_path: Path
 ) -> None:

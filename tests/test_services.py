@@ -1,4 +1,4 @@
-"""The README's commands that run the server as a service, with a stand-in for the service manager and for Docker.
+"""The guide's commands that run the server as a service, with a stand-in for the service manager and for Docker.
 
 What they start is our server, from the unit and the Dockerfile as they stand.
 """
@@ -36,7 +36,7 @@ def generates(url: str, token: str) -> bool:
     return answer["result"]["usage"]["outputTokens"] == 3
 
 
-@runs("Running it as a service", 1)
+@runs("Running it as a service", 1, file="docs/guide.md")
 def test_the_unit_is_installed_started_and_stopped(examples: tuple[Block, ...], tmp_path: Path, smollm2: Path) -> None:
     """The repository is set up, as the text before says. A drop-in chooses a port that is free, as an owner would."""
     (example,) = examples
@@ -103,7 +103,7 @@ def docker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shell]:
     shell.close()
 
 
-@runs("Running it as a service", 2)
+@runs("Running it as a service", 2, file="docs/guide.md")
 def test_the_images_are_built_and_run(
     examples: tuple[Block, ...], docker: Shell, tmp_path: Path, smollm2: Path
 ) -> None:

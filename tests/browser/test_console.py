@@ -587,7 +587,7 @@ def test_a_real_model_is_forced_to_call_then_watched(real_site: RealSite, page: 
     writer = real_site.shell("laptop", consent="always", identity="storybook;b81d02", account="bob")
     writer.generate(said("Write a long story about a lighthouse keeper and her dog."), temperature=0)
     page.until(lambda: (told := re.search(r"(\d+) tokens", page.text("#generations-list"))) and int(told[1]) > 50)
-    # The README shows this one.
+    # docs/guide.md shows this one.
     page.shoot("real-1280-light")
     page.press("Deny")
     assert consent.result(SECONDS)["error"]["code"] == "user-cancelled"

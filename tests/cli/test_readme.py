@@ -1,4 +1,4 @@
-"""The README's examples of running a service, as they stand, against a real server."""
+"""The examples of health, metrics and the log in docs/api.md, as they stand, against a real server."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.readme import ADDRESS, Block, runs
 
 pytestmark = pytest.mark.slow
 
-PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
-SECTION = PAGE.split("\n## Running it as a service\n")[1].split("\n## ")[0]
+PAGE = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+SECTION = PAGE.split("\n## Health, metrics, log\n")[1].split("\n## ")[0]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def printed(commands: list[str], running: Running, home: Path) -> list[str]:
     return [each.strip() for each in done.stdout.replace("\r", "").split(f"{MARK}\n")]
 
 
-@runs("Running it as a service", 3, 4, 6)
+@runs("Health, metrics, log", 1, 2, 4, file="docs/api.md")
 def test_the_examples_print_what_they_say(examples: tuple[Block, ...], running: Running, tmp_path: Path) -> None:
     (tmp_path / ".local" / "state").mkdir(parents=True)
     (tmp_path / ".local" / "state" / "nap-llm").symlink_to(running.state)
@@ -68,7 +68,7 @@ def test_the_examples_print_what_they_say(examples: tuple[Block, ...], running: 
     assert len(expected) == 5 and len(list(filter(None, expected))) == 4
 
 
-@runs("Running it as a service", 5)
+@runs("Health, metrics, log", 3, file="docs/api.md")
 def test_prometheus_is_told_all(examples: tuple[Block, ...], running: Running, tmp_path: Path) -> None:
     """Scraped as Prometheus does, by what the example says and by its defaults for what it does not."""
     (tmp_path / ".local" / "state").mkdir(parents=True)

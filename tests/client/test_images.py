@@ -56,15 +56,15 @@ async def test_a_tool_may_answer_with_an_image() -> None:
     assert told.messages[-1].content == (TextPart("The hall:"), part)
 
 
-# --- the README's section
+# --- the section of docs/guide.md
 
 
-SECTION = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Images\n")[1].split("\n## ")[0]
+SECTION = (ROOT / "docs/guide.md").read_text(encoding="utf-8").split("\n## Images\n")[1].split("\n## ")[0]
 
 
 @pytest.mark.slow
-@runs("Images", 1, 2)
-async def test_the_examples_of_the_readme_run(
+@runs("Images", 1, 2, file="docs/guide.md")
+async def test_the_examples_of_the_guide_run(
     examples: tuple[Block, ...], seers: dict[str, Seer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection is fetched from a server that plays the hub, where a tiny model is called Gemma; it looks."""
@@ -83,8 +83,8 @@ async def test_the_examples_of_the_readme_run(
     assert len(said) > 1 and hub.downloads == [None, None]
 
 
-def test_the_tables_of_the_readme_are_connections(tmp_path: Path) -> None:
-    table = blocks()["Images", 1].text
+def test_the_tables_of_the_guide_are_connections(tmp_path: Path) -> None:
+    table = blocks("docs/guide.md")["Images", 1].text
     rows = re.findall(r"^\| [^|]+ \| `([^`]+\.gguf)` \| `([^`]+\.gguf)` \|$", SECTION, re.MULTILINE)
     assert len(rows) == 3
     for number, (source, mmproj) in enumerate(rows):

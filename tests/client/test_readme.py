@@ -1,4 +1,4 @@
-"""The README's examples of the Python client run as they stand, over real HTTP, against a model with a script."""
+"""The examples of the Python client in docs/clients.md run as they stand, over real HTTP, against a model with a script."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.conftest import ROOT
 from tests.http.conftest import listening
 from tests.readme import ADDRESS, Block, printed, runs
 
-SECTION = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Python client\n")[1].split("\n## ")[0]
+SECTION = (ROOT / "docs/clients.md").read_text(encoding="utf-8").split("\n## Python client\n")[1].split("\n## ")[0]
 
 
 def test_the_table_lists_every_stop() -> None:
     assert set(re.findall(r"^\| `(\w+)` \|", SECTION, re.MULTILINE)) - {"stop_reason"} == set(get_args(StopReason))
 
 
-@runs("Python client", 1, 2, 3, 4, 5)
+@runs("Python client", 1, 2, 3, 4, 5, file="docs/clients.md")
 async def test_the_examples_run(examples: tuple[Block, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "secret")
     names: dict[str, Any] = {"__name__": "example"}

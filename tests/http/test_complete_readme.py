@@ -1,4 +1,4 @@
-"""The README's examples of `/llm/complete` run as they stand, over real HTTP, against a model with a script."""
+"""The examples of `/llm/complete` in docs/api.md run as they stand, over real HTTP, against a model with a script."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ import pytest
 from server.chat.events import BlockDelta, BlockEnd, BlockStart
 from server.config import ModelConfig, ModelSource, load_config
 from server.http.complete import STATUS
+from server.http.openai import errors
 from tests.conftest import ROOT
 from tests.http.conftest import site_of
 from tests.http.test_complete import answer
 from tests.readme import ADDRESS, Block, printed, runs
 
-PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
-SECTION = PAGE.split("\n## One request, one response\n")[1].split("\n## ")[0]
+PAGE = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+ERRORS = PAGE.split("\n## Errors\n")[1]
 
 
 SCRIPT = [[["Hello."]], [["call"], ["22 degrees."]], [['{"name":"Ann"}']]]
 PRINTED = ["Hello. stop\n", "22 degrees.\n1\n", '{"name":"Ann"}\n']
 
 
-@runs("One request, one response", 1, 2, 3)
+@runs("/llm/complete", 1, 2, 3, file="docs/api.md")
 async def test_the_examples_run(examples: tuple[Block, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     connection = ModelConfig("smollm2", "SmolLM2", "SmolLM2", ModelSource(path=tmp_path / "model.gguf"))
     async with site_of(tmp_path, connections=(connection,)) as site:
@@ -56,7 +57,7 @@ async def test_the_examples_run(examples: tuple[Block, ...], tmp_path: Path, mon
         assert site.world.chat.conversations[3].response_schema == names["schema"]
 
 
-@runs("One request, one response", 4)
+@runs("/llm/complete", 4, file="docs/api.md")
 async def test_the_routes_lead_where_they_say(examples: tuple[Block, ...], tmp_path: Path) -> None:
     """Of two connections the example names the second, which nothing else would choose."""
     (example,) = examples
@@ -74,5 +75,6 @@ async def test_the_routes_lead_where_they_say(examples: tuple[Block, ...], tmp_p
 
 
 def test_every_failure_has_its_status_there() -> None:
-    said = re.findall(r"(\d{3})\s+`([a-z-]+)`", SECTION)
-    assert {code: int(status) for status, code in said} == STATUS
+    rows = re.findall(r"^\| `([a-z-]+)` \| (\d{3}|–) \| (\d{3}) \|", ERRORS, re.MULTILINE)
+    assert {code: int(complete) for code, complete, _ in rows if complete != "–"} == STATUS
+    assert {code: int(openai) for code, _, openai in rows} == errors._STATUS

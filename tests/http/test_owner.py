@@ -79,8 +79,8 @@ async def test_only_from_loopback_and_named_networks(tmp_path: Path) -> None:
         assert not api._is_owners_address({"client": None})
 
 
-def test_the_readme_lists_every_call() -> None:
-    page = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+def test_the_docs_list_every_call() -> None:
+    page = (Path(__file__).parents[2] / "docs/api.md").read_text(encoding="utf-8")
     for file in ("owner", "console"):
         source = (Path(owner.__file__).parent / f"{file}.py").read_text(encoding="utf-8")
         for path in re.findall(r'"(/owner/[^"]+)"', source):

@@ -1,4 +1,4 @@
-"""The README's examples of OpenAI clients run as they stand, against a model with a script."""
+"""The examples of OpenAI clients in docs/clients.md run as they stand, against a model with a script."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.conftest import ROOT
 from tests.http.openai.conftest import Api, api_of
 from tests.readme import ADDRESS, Block, printed, runs
 
-SECTION = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## OpenAI clients\n")[1].split("\n## ")[0]
+SECTION = (ROOT / "docs/api.md").read_text(encoding="utf-8").split("\n## OpenAI API\n")[1].split("\n## ")[0]
 
 
 @pytest_asyncio.fixture
@@ -35,7 +35,7 @@ def here(api: Api, example: Block) -> str:
     return example.text.replace(ADDRESS, f"http://127.0.0.1:{api.site.port}")
 
 
-@runs("OpenAI clients", 1, 2, 3, 4, 5)
+@runs("OpenAI clients", 1, 2, 3, 4, 5, file="docs/clients.md")
 async def test_the_examples_run(examples: tuple[Block, ...], local: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", local.client.api_key)
     names: dict[str, Any] = {"__name__": "example"}
@@ -60,7 +60,7 @@ async def test_the_examples_run(examples: tuple[Block, ...], local: Api, monkeyp
 
 
 @pytest.mark.slow
-@runs("OpenAI clients", 6, 7)
+@runs("OpenAI clients", 6, 7, file="docs/clients.md")
 async def test_the_llm_command_line_runs(examples: tuple[Block, ...], local: Api, tmp_path: Path) -> None:
     configuration, command = examples
     directory = tmp_path / "llm"
