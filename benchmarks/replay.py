@@ -60,7 +60,7 @@ ARGUMENTS = {"city": "Paris", "days": 2}
 
 def prose(tokens: int) -> str:
     """Text of at least so many tokens: pages with code, braces and angle brackets in them."""
-    pages = sorted(path for path in (*ROOT.glob("*.md"), *ROOT.glob("*/**/README.md")) if ".venv" not in path.parts)
+    pages = sorted((*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")))
     text = "\n\n".join(path.read_text(encoding="utf-8") for path in pages)
     return text * (1 + 5 * tokens // len(text))
 

@@ -1,7 +1,7 @@
 """Tables and plots of what the other scripts have measured, so that no figure is ever typed.
 
-    python benchmarks/report.py chat.json forced.json shared.json --readme README.md
-    python benchmarks/report.py --mixed mixed.json --images images.json --cancel cancel.json --readme README.md
+    python benchmarks/report.py chat.json forced.json shared.json --readme docs/benchmarks.md
+    python benchmarks/report.py --mixed mixed.json --images images.json --cancel cancel.json --readme docs/benchmarks.md
     python benchmarks/report.py chat.json --plot chat.svg
 
 The tables stand between `<!-- throughput:begin -->` and `<!-- throughput:end -->` (`mixed`, `images`, `cancel`) in the

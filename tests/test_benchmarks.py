@@ -653,8 +653,8 @@ def test_one_command_measures_everything_beside_a_peer(
         assert capsys.readouterr().err.endswith(": understood\n")
 
 
-@runs("Measuring", 1)
-def test_the_readmes_command_for_gpus(examples: tuple[Block, ...], gpu_machine: Path) -> None:
+@runs("Measuring", 1, file="docs/benchmarks.md")
+def test_the_documented_command_for_gpus(examples: tuple[Block, ...], gpu_machine: Path) -> None:
     """What it runs, on a machine that is allowed to have none."""
     (example,) = examples
     directory, command = gpu_machine / "benchmarks", example.text.splitlines()[-1].partition("#")[0].strip()

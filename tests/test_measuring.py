@@ -1,4 +1,4 @@
-"""The README's commands that measure, as they stand but on few requests, against a tiny model that sees images.
+"""The commands of docs/benchmarks.md, as they stand but on few requests, against a tiny model that sees images.
 
 What they find here says nothing; that they find it, and write it down, does.
 """
@@ -26,7 +26,8 @@ from tests.readme import ADDRESS, Block, blocks, runs
 pytestmark = pytest.mark.slow
 
 # The last is run by tests/test_benchmarks.py.
-HEAD, *PROGRAMS, ON_GPUS = (line.partition(" #")[0].strip() for line in blocks()["Measuring", 1].text.splitlines())
+COMMANDS = blocks("docs/benchmarks.md")["Measuring", 1].text.splitlines()
+HEAD, *PROGRAMS, ON_GPUS = (line.partition(" #")[0].strip() for line in COMMANDS)
 SHORT = {
     "throughput.py": "--model tiny --rounds 1 --concurrency 1 --requests 2",
     "mixed.py": "--rounds 1 --streams 1 --idle 0.2",
@@ -63,7 +64,7 @@ def found(program: str, figures: dict[str, Any], arguments: list[str]) -> bool:
 
 
 @pytest.mark.parametrize("command", PROGRAMS, ids=lambda command: command.split()[1])
-@runs("Measuring", 1)
+@runs("Measuring", 1, file="docs/benchmarks.md")
 async def test_a_command_measures(
     examples: tuple[Block, ...], command: str, tmp_path: Path, seers: dict[str, Seer]
 ) -> None:

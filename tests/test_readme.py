@@ -1,4 +1,4 @@
-"""Every fenced block of the READMEs and of docs/ is run by a test; here those about a server that `./scripts/serve` has started."""
+"""Every fenced block of the READMEs and docs is run by a test; here those about what `./scripts/serve` has started."""
 
 from __future__ import annotations
 
@@ -373,7 +373,7 @@ async def test_a_draft_model_is_a_file_more(
         assert engine._spec.draft_model_path == str(seers["mlp"].model)
 
 
-@runs("Conformance", 1)
+@runs("Running the cases", 1, file="docs/conformance.md")
 def test_the_cases_against_a_running_server(examples: tuple[Block, ...], served: Served) -> None:
     """One case for each token, and one that such a server cannot be made to show; all run by themselves elsewhere."""
     (example,) = examples

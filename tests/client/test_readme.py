@@ -1,4 +1,4 @@
-"""The examples of the Python client in docs/clients.md run as they stand, over real HTTP, against a model with a script."""
+"""The Python client's examples in docs/clients.md run as they stand, over real HTTP, against a scripted model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The README maps each MUST of NAP-LLM to tests that exist, and the runtime has no hands but those it needs."""
+"""docs/conformance.md maps each MUST of NAP-LLM to tests that exist, and the runtime has no hands but those it needs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+PAGE = (ROOT / "docs/conformance.md").read_text(encoding="utf-8")
 
 
 def rows() -> list[tuple[str, list[tuple[str, str]]]]:
     """What the specification says, and file and name of each test that holds it."""
-    section = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Conformance\n")[1].split("\n## ")[0]
+    section = PAGE.split("\n## Every MUST and its tests\n")[1].split("\n## ")[0]
     cells = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
     return [(says, re.findall(r"`(?:(tests/[\w/]+\.py)::)?(test_\w+)`", tests)) for says, tests in cells[2:]]
 
@@ -31,6 +32,7 @@ def test_every_case_has_its_id() -> None:
     source = (HERE / "test_llm.py").read_text(encoding="utf-8")
     names = re.findall(r"^async def (test_\w+)\(", source, re.MULTILINE)
     assert {name[:12] for name in names} == {f"test_llm_c{number:02}" for number in range(1, 24)}
+    assert re.findall(r"^\| LLM-C(\d\d) \|", PAGE, re.MULTILINE) == [f"{number:02}" for number in range(1, 24)]
 
 
 def test_nothing_but_the_servers_own_parts_is_ever_started() -> None:
