@@ -35,7 +35,7 @@ CLASSES = {
     "$defs": ("`$defs` before 2019-09", "checked"),
     "writeOnly": ("`writeOnly` in draft 7", "checked"),
 }
-"""What differs, and what becomes of it here. The reasons are in `grammars/README.md`."""
+"""What differs, and what becomes of it here. The reasons are in `docs/grammars.md`."""
 
 
 def _draft(validator: type[Any]) -> int:

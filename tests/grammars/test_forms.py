@@ -1,4 +1,4 @@
-"""The form of schemas against the metaschemas, by `jsonschema`: where we differ is listed here and in the README.
+"""The form of schemas against the metaschemas, by `jsonschema`: where we differ is listed here and in docs/grammars.md.
 
 `benchmarks/forms.py` holds the same classes against MaskBench and the JSON Schema Test Suite.
 """
@@ -81,8 +81,8 @@ def test_the_suites_schemas_differ_in_listed_classes_alone() -> None:
     assert {difference(schema) for schema in schemas} <= {None, "pattern", "reference"}
 
 
-def test_the_readme_lists_every_class() -> None:
-    text = (Path(__file__).parents[2] / "grammars/README.md").read_text()
+def test_the_docs_list_every_class() -> None:
+    text = (Path(__file__).parents[2] / "docs/grammars.md").read_text()
     for what, verdict in CLASSES.values():
         assert f"| {what} | {verdict} |" in text
 
