@@ -33,7 +33,7 @@ from tests.conftest import ROOT
 from tests.fixtures import checkout
 from tests.fixtures.projectors import Seer
 from tests.http.conftest import listening
-from tests.readme import ADDRESS, Block, Shell, blocks, runs
+from tests.readme import ADDRESS, Block, Shell, blocks, printed, runs
 
 pytestmark = pytest.mark.slow
 
@@ -182,6 +182,17 @@ def test_the_two_commands_at_the_top(examples: tuple[Block, ...], served: Served
         )
         assert (done.returncode, done.stderr.splitlines()[-1]) == (status, words), done.stdout + done.stderr
     assert "1 failed" in done.stdout
+
+
+@runs("Connect a client", 1, 2)
+def test_a_client_is_connected(
+    examples: tuple[Block, ...], served: Served, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command, program = examples
+    answer = json.loads(shell.run(command.at(served.url)))
+    assert answer["choices"][0]["message"]["content"]
+    monkeypatch.setenv("TOKEN", shell.run("echo $TOKEN").strip())
+    assert {*json.loads(printed(program.at(served.url), {"__name__": "example"}))} >= {"city"}
 
 
 # --- on the wire

@@ -1,4 +1,4 @@
-"""The room's README: its table is what the code says, and its example is a format."""
+"""The table of templates is what the code says, and the example of docs/dev.md is a format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_the_table_is_current(templates: dict[str, str]) -> None:
     assert table(templates) in README.read_text()
 
 
-@runs("Adding a format", 1, file="server/chat/README.md")
+@runs("Adding a chat format", 1, file="docs/dev.md")
 def test_the_example_is_the_format_that_all_tests_run_over(examples: tuple[Block, ...]) -> None:
     (example,) = examples
     (made,) = eval(example.text, vars(elements))
