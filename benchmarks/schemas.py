@@ -6,8 +6,8 @@
     python benchmarks/schemas.py report [SCORE.json …] [--times SCORE.json …] [--suite SUITE.json] [--masks MASKS.json]
 
 Each of the first three writes its results to `--json FILE`. `report` makes tables of the files it is given and, with
-`--readme docs/grammars.md`, replaces these tables there and no others: counts may thus be taken on a busy machine, and times
-later on a quiet one. Several files of `score` are merged, engine by engine and schema by schema.
+`--readme docs/grammars.md`, replaces these tables there and no others: counts may thus be taken on a busy machine, and
+times later on a quiet one. Several files of `score` are merged, engine by engine and schema by schema.
 
 RECORDS are MaskBench's: one JSON object a line with `id`, `split`, `schema` and `tests`, each test a value and whether
 it is valid. `score` judges as MaskBench does: a schema passes when every valid value is accepted in compact JSON or in

@@ -1,4 +1,4 @@
-"""docs/conformance.md maps each MUST of NAP-LLM to tests that exist, and the runtime has no hands but those it needs."""
+"""Each MUST of NAP-LLM is mapped to tests that exist, and the runtime has no hands but those it needs."""
 
 from __future__ import annotations
 
