@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+from dataclasses import MISSING, fields
 from ipaddress import ip_network
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,13 +15,17 @@ from server.config import (
     CapabilityLimits,
     Config,
     ConfigError,
+    Limits,
+    ModelConfig,
     ModelLimitsConfig,
     ModelSource,
     Route,
+    ServerConfig,
     WheelFile,
     load_config,
 )
 from server.engine.sampling.params import Sampling
+from tests.conftest import ROOT
 
 MINIMAL = """
 [models.one]
@@ -258,6 +266,47 @@ def test_a_mistake_is_refused_naming_file_table_and_key(tmp_path: Path, text: st
     assert (raised.value.table, raised.value.key) == (table, key)
     assert "models.toml" in str(raised.value)
     assert key in str(raised.value)
+
+
+TABLES: dict[str, Any] = {
+    "server": ServerConfig,
+    "server.limits": Limits,
+    "models.smollm2": ModelConfig,
+    "models.smollm2.supports": ModelLimitsConfig,
+}
+BOUNDED = [(table, each) for table, kind in TABLES.items() for each in fields(kind) if "low" in each.metadata]
+
+
+@pytest.mark.parametrize(("table", "each"), BOUNDED, ids=lambda part: getattr(part, "name", part))
+def test_a_field_takes_its_bounds_and_nothing_beyond(tmp_path: Path, table: str, each: Any) -> None:
+    text = '[models.smollm2]\nmodel = "m"\nsource.path = "m.gguf"\n'
+    key = f"{table.removeprefix('models.smollm2').lstrip('.')}.{each.name}".lstrip(".")
+
+    def said(value: float) -> str:
+        line = f"{key} = {value!r}\n"
+        return text + line if table.startswith("models") else line + text
+
+    for bound in (each.metadata["low"], each.metadata["high"]):
+        load(tmp_path, said(bound))
+    for beyond in (each.metadata["low"] - 1, each.metadata["high"] + 1):
+        with pytest.raises(ConfigError, match=each.name):
+            load(tmp_path, said(beyond))
+
+
+def test_the_shipped_configuration_shows_every_key_with_its_default() -> None:
+    shown: dict[str, dict[str, list[Any]]] = {name: {} for name in TABLES}
+    table = ""
+    for line in (ROOT / "models.toml").read_text(encoding="utf-8").splitlines():
+        if header := re.match(r"\[([\w.]+)\]", line):
+            table = header[1]
+        elif table in TABLES and re.match(r"(# )?\w+ = ", line):
+            ((key, value),) = tomllib.loads(line.removeprefix("# ")).items()
+            shown[table].setdefault(key, []).append(value)
+    for name, kind in TABLES.items():
+        for each in fields(kind):
+            default = list(each.default) if isinstance(each.default, tuple) else each.default
+            if default is not MISSING and default is not None:
+                assert default in shown[name][each.name], f"[{name}] {each.name}"
 
 
 @pytest.mark.parametrize("content", [b"[models", b"\xff"])

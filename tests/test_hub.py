@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from huggingface_hub.utils._shared_blobs import publish_blob_to_shared_store
 
 from server.cli.main import main
-from server.config import ConfigError, HuggingFaceFile, ModelSource, hub_file, load_config
+from server.config import ConfigError, HuggingFaceFile, ModelSource, load_config
 from server.weights import huggingface as hub
 from server.weights.files import ModelError, cached, fetch, remove
 from tests.hub_server import COMMIT, REPO, Hub, playing
@@ -136,7 +136,7 @@ def test_a_configured_digest_is_held_before_anything_is_downloaded(served: Hub) 
 def test_all_parts_of_a_split_model_come_from_one_commit(served: Hub) -> None:
     parts = [f"m-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
     served.files = {part: part.encode() * 1000 for part in parts}
-    file = hub_file(f"someone/tiny:{parts[0]}")
+    file = HuggingFaceFile.parse(f"someone/tiny:{parts[0]}")
     assert file.parts == tuple(parts)
     seen: list[tuple[int, int]] = []
     path = fetch(ModelSource(huggingface=file), progress=lambda done, total: seen.append((done, total)))

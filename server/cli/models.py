@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from server.config import ModelConfig, ModelSource, hub_file, load_config
+from server.config import HuggingFaceFile, ModelConfig, ModelSource, load_config
 from server.engine import EngineError
 from server.engine.memory import gguf
 from server.engine.memory.hparams import HParams
@@ -121,7 +121,7 @@ def _connection(what: str, models: Path) -> ModelConfig:
             if what == connection.key:
                 return connection
     try:
-        source = ModelSource(huggingface=hub_file(what))
+        source = ModelSource(huggingface=HuggingFaceFile.parse(what))
     except ValueError:
         if not what.endswith(".gguf") and not Path(what).is_file():
             raise ModelError(

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from server.config import HuggingFaceFile, hub_file
+from server.config import HuggingFaceFile
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedFileInfo, CachedRepoInfo, HFCacheInfo
@@ -99,7 +99,7 @@ def held() -> dict[HuggingFaceFile, int]:
     found = {}
     for repo, name in sorted(sizes):
         try:
-            file = hub_file(f"{repo}:{name}")
+            file = HuggingFaceFile.parse(f"{repo}:{name}")
         except ValueError:  # a later part, counted with its first
             continue
         if all((repo, part) in sizes for part in file.parts):
