@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from server.cli.serve import GRACE_SECONDS
+from server.cli.http_server import GRACE_SECONDS
 from server.config import ServerConfig
 from tests.conftest import ROOT
 
@@ -90,13 +90,13 @@ def test_the_image_gets_what_the_server_needs_and_no_more(tmp_path: Path) -> Non
     for path in sent:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, tmp_path / path)
-    imported = "server.cli.serve, server.engine.worker.worker, server.chat.prompt_builder"
-    program = f"import {imported}; print(server.cli.serve.__file__)"
+    imported = "server.cli.http_server, server.engine.worker.worker, server.chat.prompt_builder"
+    program = f"import {imported}; print(server.cli.http_server.__file__)"
     environment = {**os.environ, "PYTHONPATH": ""}
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
-    assert done.stdout.strip() == str(tmp_path / "server" / "cli" / "serve.py"), done.stderr
+    assert done.stdout.strip() == str(tmp_path / "server" / "cli" / "http_server.py"), done.stderr
 
 
 def test_the_healthcheck_is_a_program(tmp_path: Path) -> None:

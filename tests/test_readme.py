@@ -21,7 +21,8 @@ import httpx
 import pytest
 
 from server.app import create_app
-from server.cli.main import _every, _parser
+from server.cli.arguments import every_parser
+from server.cli.main import build_parser
 from server.client import Client, Conversation
 from server.config import load_config
 from server.engine import Engine
@@ -274,9 +275,9 @@ def test_the_transcript_on_the_wire(examples: tuple[Block, ...], served: Served,
 
 def test_the_list_of_commands_is_the_parser_s() -> None:
     section = (ROOT / "docs/guide.md").read_text(encoding="utf-8").split("\n## Command line\n")[1].split("\n## ")[0]
-    parsers = {each.prog: each for each in _every(_parser())}
-    assert set(re.findall(r"[a-z]+", " ".join(re.findall(r"`([^`]+)`", section)))) >= {*commands(parsers["nap-llm"])}
-    synopses = re.findall(r"`(nap-llm [a-z ]*[a-z])([^`]*)`", section)
+    parsers = {each.prog: each for each in every_parser(build_parser())}
+    assert set(re.findall(r"[a-z-]+", " ".join(re.findall(r"`([^`]+)`", section)))) >= {*commands(parsers["nap-llm"])}
+    synopses = re.findall(r"`(nap-llm [a-z -]*[a-z])([^`]*)`", section)
     assert len(synopses) >= 8
     for name, rest in synopses:
         options = {text: action for action in parsers[name]._actions for text in action.option_strings}

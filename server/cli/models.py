@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from server.cli.arguments import Commands, add_command, add_models
 from server.config import HuggingFaceFile, ModelConfig, ModelSource, load_config
 from server.engine import EngineError
 from server.engine.memory import gguf
@@ -23,6 +24,33 @@ from server.weights.files import ModelError, cached, fetch, held, label, remove
 
 if TYPE_CHECKING:
     from server.engine.memory.plan import MemoryPlan
+
+
+def add_parser(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "models",
+        models,
+        "list the configured connections and their files",
+        "Reads the headers of the files that are here: size, architecture, context, chat template.",
+    )
+    parser.add_argument(
+        "--plan", action="store_true", help="also how each model is laid over this machine's memory, with every figure"
+    )
+    pulling = add_command(commands, "pull", pull, "fetch models, or what is new of them, and print their paths")
+    listing = add_command(
+        commands, "list", list_files, "list the model files on this machine, and those still to fetch"
+    )
+    removing = add_command(commands, "rm", rm, "remove fetched model files")
+    showing = add_command(
+        commands, "show", show, "show what a model's file says, what it can do, and how it would be loaded"
+    )
+    model = "a connection's key, or owner/repo:file on the Hugging Face Hub"
+    pulling.add_argument("what", nargs="*", metavar="WHAT", help=f"{model} (default: all connections)")
+    removing.add_argument("what", nargs="+", metavar="WHAT", help=model)
+    showing.add_argument("what", metavar="WHAT", help=f"{model}, or the path of a GGUF")
+    for each in (parser, pulling, listing, removing, showing):
+        add_models(each)
 
 
 def fetch_shown(source: ModelSource, *, refresh: bool = False) -> Path:
@@ -89,7 +117,7 @@ def pull(options: argparse.Namespace) -> int:
     return 0
 
 
-def listing(options: argparse.Namespace) -> int:
+def list_files(options: argparse.Namespace) -> int:
     """The files on this machine and those that connections name, with their bytes and the connections' keys."""
     users: dict[str, list[str]] = {}
     sizes: dict[str, int | None] = {**held()}

@@ -1,4 +1,4 @@
-"""llama.cpp's RPC backend, with which a model is spread over machines, and its server.
+"""`nap-llm rpc-server`: llama.cpp's RPC server, and the backend with which a model is spread over machines.
 
 The wheel of llama.cpp is built without them. They are one library and one program: they are built in seconds from the
 same source distribution, against the libraries of the installed wheel.
@@ -6,6 +6,7 @@ same source distribution, against the libraries of the installed wheel.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import shutil
@@ -15,10 +16,35 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
+from server.cli.arguments import DEFAULT_HOST, Commands, add_command, port
 from server.weights.files import ModelError, cache_directory, download, locked_directory
 
 LIBRARY, SERVER = "libggml-rpc.so", "rpc-server"
 _DISTRIBUTION = "llama-cpp-python"
+
+
+def add_parser(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "rpc-server",
+        run,
+        "lend this machine to models of another, which names it by `rpc`",
+        "It becomes llama.cpp's RPC server, which knows no passwords and no encryption: only ever in a network that you"
+        " trust.",
+        examples="nap-llm rpc-server --host 10.0.0.2   # its own address there",
+        # Its name in 0.1.
+        aliases=("lend",),
+    )
+    parser.add_argument("--host", default=DEFAULT_HOST, help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=port, default=50052, help="port to listen on (default: %(default)s)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Becomes llama.cpp's RPC server: this process does not return."""
+    directory = built()
+    server = str(directory / SERVER)
+    environment = {**os.environ, "GGML_BACKEND_PATH": str(directory / LIBRARY)}
+    os.execve(server, [server, "--host", options.host, "--port", str(options.port)], environment)
 
 
 def built() -> Path:

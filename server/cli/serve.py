@@ -1,130 +1,116 @@
-"""`nap-llm serve`: the process around the application, from its socket to its end.
-
-The first signal to end (SIGTERM, SIGINT) drains: nothing new is accepted, what was accepted gets `[server] drain`
-seconds to finish, then the rest is settled. The second one settles the rest and cuts the connections at once.
-"""
+"""`nap-llm serve`: fetches the models' files, takes the port, and starts the server."""
 
 from __future__ import annotations
 
-import asyncio
+import argparse
+import errno
 import logging
-import resource
-import signal
+import os
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import get_args
 
-import uvicorn
-
-from server.app import create_app
-from server.cli.systemd import keep_alive, notify
-from server.config import Config
+from server.cli import rpc
+from server.cli.arguments import (
+    DEFAULT_HOST,
+    DEFAULT_PORT,
+    CommandError,
+    Commands,
+    add_command,
+    add_models,
+    add_state,
+    port,
+)
+from server.cli.models import fetch_shown
+from server.config import Config, ModelSource, load_config
 from server.logs import LogFormat, start_logging
-from server.runtime import Runtime
+from server.state import owner_token
+from server.weights.files import cached, fetch, label
 
 log = logging.getLogger(__name__)
 
-FLUSH_SECONDS = 1.0
-"""How long clients get to read what is left for them, all generations settled, before they are cut off."""
-GRACE_SECONDS = 10.0
-"""What the end may take beyond the time to drain: settling, flushing, and ending workers and helpers."""
 
+def add_parser(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "serve",
+        run,
+        "serve the configured models",
+        """\
+Fetches what is missing, then answers until SIGTERM or Ctrl-C, and prints the link of the owner's console. Whoever has
+that link is the owner. Models are loaded when they are first used.
 
-def serve(
-    config: Config,
-    listener: socket.socket,
-    *,
-    host: str,
-    state: Path,
-    log_format: LogFormat,
-    announce: Callable[[], None],
-) -> bool:
-    """Serves on `listener` until a signal ends it; `announce` is called once it answers. Whether it ever did.
-
-    Raises StateError where the state directory cannot be used.
-    """
-    start_logging(log_format)
-    # A process that crashes must not leave its memory, which holds prompts, in a file. Workers and helpers inherit it.
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    app = create_app(config, state=state, host=host)
-    server = _Server(
-        uvicorn.Config(
-            app,
-            loop="uvloop",
-            http="httptools",
-            ws="none",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=int(FLUSH_SECONDS + 5),
-        ),
-        app.state.runtime,
-        announce,
+Told to end, it accepts nothing new, lets running generations finish for as long as `[server] drain` says, and settles
+the rest. Told again, it ends at once. /healthz and /readyz are for supervisors, /metrics for Prometheus (with the
+owner's token).""",
+        examples="""\
+nap-llm serve
+nap-llm serve --models ~/models.toml --port 0
+nap-llm serve --log-format json 2>> nap-llm.log
+""",
     )
-    # uvicorn raises the signal that ended it again, for whoever started it; the end asked for is no failure.
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, lambda *_: None)
-    server.run(sockets=[listener])
-    return server.started
+    add_models(parser)
+    add_state(parser)
+    parser.add_argument("--host", default=DEFAULT_HOST, help="address to listen on (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=port, default=DEFAULT_PORT, help="port to listen on; 0: any free one (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--log-format",
+        choices=get_args(LogFormat),
+        help="lines to read, or a JSON object a line, on standard error (default: `[server] log_format`, else console)",
+    )
 
 
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, runtime: Runtime, announce: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._runtime = runtime
-        self._announce = announce
-        self._hurry = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._alive: asyncio.Task[None] | None = None
+def run(options: argparse.Namespace) -> int:
+    config = load_config(options.models)
+    listener = _listen(options.host, options.port)
+    host, port = listener.getsockname()[:2]
+    log_format = options.log_format or config.server.log_format
+    if any(connection.rpc for connection in config.connections):
+        os.environ.setdefault("GGML_BACKEND_PATH", str(rpc.built() / rpc.LIBRARY))
+    fetch_one: Callable[[ModelSource], Path] = fetch_shown
+    if log_format == "json":
+        start_logging(log_format)
+        fetch_one = _fetch_logged
+    for connection in config.connections:
+        for source in connection.sources:
+            fetch_one(source)
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
-        await super().startup(sockets)
-        if self.started:
-            self._announce()
-            notify("READY=1")
-            self._alive = asyncio.create_task(keep_alive())
+    # No other command needs these imports: they answer at once.
+    from server.cli.http_server import serve
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if not self.should_exit:
-            super().handle_exit(sig, frame)
-        elif self._loop is not None:
-            self._loop.call_soon_threadsafe(self._hurry.set)
+    served = serve(
+        config,
+        listener,
+        host=options.host,
+        state=options.state,
+        log_format=log_format,
+        announce=lambda: _announce(config, host, port, owner_token(options.state)),
+    )
+    return 0 if served else 1
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        seconds = self._runtime.config.server.drain
-        # The manager need not know how long that is: it is told.
-        notify(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={int((seconds + GRACE_SECONDS) * 1e6)}")
-        await self._unless_hurried(self._drain(seconds))
-        # Streams end with their terminal result; uvicorn alone would wait for them, then cut them.
-        await self._runtime.close()
-        cutting = asyncio.create_task(self._cut_off())
-        await super().shutdown(sockets)
-        cutting.cancel()
-        if self._alive is not None:
-            self._alive.cancel()
 
-    async def _drain(self, seconds: float) -> None:
-        """The listener stays open meanwhile: who asks is told of the end, cancels arrive, the owner decides."""
-        running = sum(1 for _ in self._runtime.live())
-        if running:
-            log.info("ending: %d generations have %g s to finish", running, seconds)
-        if not await self._runtime.drain(seconds):
-            log.warning("ending: %d generations have not finished in time", sum(1 for _ in self._runtime.live()))
+def _fetch_logged(source: ModelSource) -> Path:
+    """For a log that nothing but records may stand in."""
+    if source.path is None and cached(source) is None:
+        log.info("fetching %s", label(source))
+    return fetch(source)
 
-    async def _cut_off(self) -> None:
-        """Ends the connections of clients that have stopped reading."""
-        await self._unless_hurried(asyncio.sleep(FLUSH_SECONDS))
-        for each in [*self.server_state.connections]:
-            each.transport.abort()
 
-    async def _unless_hurried(self, waiting: Coroutine[Any, Any, None]) -> None:
-        """Waits, unless a second signal has come or comes meanwhile."""
-        tasks = asyncio.create_task(waiting), asyncio.create_task(self._hurry.wait())
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise CommandError(f"port {port} of {host} is in use; choose another with --port") from error
+        raise CommandError(f"cannot listen on {host} port {port}: {error.strerror}") from error
+
+
+def _announce(config: Config, host: str, port: int, token: str) -> None:
+    shown = {"0.0.0.0": DEFAULT_HOST, "::": "::1"}.get(host, host)
+    url = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+    names = ", ".join(connection.name for connection in config.connections)
+    print(f"Serving {names} at {url}/nap/llm\nConsole: {url}/#token={token}", flush=True)

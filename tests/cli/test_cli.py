@@ -229,8 +229,8 @@ def test_serve_fetches_all_that_a_connection_is_loaded_from(
         here.extend(cached(each) for each in connection.sources)
         return True
 
-    monkeypatch.setattr("server.cli.serve.serve", serve)
-    monkeypatch.setattr("server.cli.main.start_logging", lambda _: None)
+    monkeypatch.setattr("server.cli.http_server.serve", serve)
+    monkeypatch.setattr("server.cli.serve.start_logging", lambda _: None)
     with playing(tmp_path, monkeypatch) as hub:
         hub.files = {f"{name}.gguf": name.encode() for name in names}
         options = ("--models", str(file), "--port", "0", "--log-format", log_format)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from server.cli.main import _every, _parser
+from server.cli.arguments import every_parser
+from server.cli.main import build_parser
 from tests.cli.test_cli import run
 
 
@@ -61,11 +62,11 @@ def commands(parser: argparse.ArgumentParser) -> Iterator[str]:
 @pytest.mark.parametrize("script", ["bash", "fish"], indirect=True)
 def test_every_command_and_option_is_completed(script: Path, tmp_path: Path) -> None:
     shell = script.suffix[1:]
-    parser = _parser()
+    parser = build_parser()
     assert set(commands(parser)) >= {"serve", "chat", "models", "token", "completion"}
     offered = completed(shell, script, "nap-llm ", tmp_path)
     assert set(commands(parser)) <= offered
-    for each in list(_every(parser))[1:]:
+    for each in list(every_parser(parser))[1:]:
         path = each.prog.removeprefix("nap-llm ")
         options = {text for action in each._actions for text in action.option_strings if text.startswith("--")}
         assert options <= completed(shell, script, f"nap-llm {path} --", tmp_path), path
@@ -92,12 +93,12 @@ def test_zsh_loads_it(script: Path, tmp_path: Path) -> None:
     done = subprocess.run([needs("zsh"), "-f", "-c", code], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("_nap-llm\n", "")
     text = (tmp_path / "_nap-llm").read_text()
-    for each in list(_every(_parser()))[1:]:
+    for each in list(every_parser(build_parser()))[1:]:
         assert each.prog.rsplit(" ", 1)[-1] in text
         assert all(text_ in text for action in each._actions for text_ in action.option_strings)
 
 
-@pytest.mark.parametrize("parser", list(_every(_parser())), ids=lambda parser: parser.prog)
+@pytest.mark.parametrize("parser", list(every_parser(build_parser())), ids=lambda parser: parser.prog)
 @pytest.mark.parametrize("columns", [40, 80, 200])
 def test_help_is_complete_and_fits(
     parser: argparse.ArgumentParser, columns: int, monkeypatch: pytest.MonkeyPatch
@@ -118,12 +119,12 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_examples_of_the_help_are_command_lines() -> None:
     seen = 0
-    for parser in _every(_parser()):
+    for parser in every_parser(build_parser()):
         for line in (parser.epilog or "").splitlines():
             if not (parser.epilog or "").startswith("examples:") or "nap-llm " not in line:
                 continue
             words = shlex.split(line[line.index("nap-llm") :], comments=True)[1:]
             end = next((at for at, each in enumerate(words) if each in (">", "2>>", "|")), len(words))
-            _parser().parse_args(words[:end])  # or it ends with status 2
+            build_parser().parse_args(words[:end])  # or it ends with status 2
             seen += 1
     assert seen > 8

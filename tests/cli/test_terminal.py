@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import pytest
 
-from server.cli.chat import INTERRUPTED, Quit, Screen, Talk
-from server.cli.main import _parser
+from server.cli.main import build_parser
+from server.cli.terminal import INTERRUPTED, ChatSession, Quit, Screen
 from server.client import Stream
 from server.wire.records import (
     Delta,
@@ -69,10 +69,10 @@ class Scripted:
         return True
 
 
-def conversation(client: Scripted, *arguments: str, tools: tuple[Tool, ...] = ()) -> Talk:
-    options: argparse.Namespace = _parser().parse_args(["chat", *arguments])
+def conversation(client: Scripted, *arguments: str, tools: tuple[Tool, ...] = ()) -> ChatSession:
+    options: argparse.Namespace = build_parser().parse_args(["chat", *arguments])
     choice = NamedTool("look") if tools else None
-    return Talk(client, MODEL, options, tools, choice, Screen())  # type: ignore[arg-type]
+    return ChatSession(client, MODEL, options, tools, choice, Screen())  # type: ignore[arg-type]
 
 
 def text(words: str) -> Script:
