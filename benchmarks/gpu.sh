@@ -31,7 +31,7 @@ fi
 out=${OUT:-gpu-results} rounds=${ROUNDS:-5} context=${CONTEXT:-4096} trials=${TRIALS:-200}
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
-fetch='from pathlib import Path; from server.config import load_config; from server.weights.files import fetch
+fetch='from pathlib import Path; from server.config import load_config; from server.weights import fetch
 print(fetch(load_config(Path("models.toml")).connections[0].source).resolve())'
 model=${1:-$(cd "$root" && "$python" -c "$fetch")}
 model=$(cd "$(dirname "$model")" && pwd)/$(basename "$model")

@@ -34,7 +34,7 @@ from server.config import load_config
 from server.engine import Vocab, llama
 from server.engine.hugepages import huge_pages
 from server.engine.sampling.grammar import GrammarState
-from server.weights.files import fetch
+from server.weights import fetch
 from server.wire.records import Message, TextPart, Tool
 
 HERE = Path(__file__).parent

@@ -29,7 +29,7 @@ from server.http.owner import OwnerApi
 from server.runtime import Runtime
 from server.runtime.faults import log_fault
 from server.state import TokenStore, continuation_secret, default_state_dir, owner_token
-from server.weights.files import fetch
+from server.weights import fetch
 
 log = logging.getLogger(__name__)
 

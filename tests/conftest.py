@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from server.config import Config, load_config
-from server.weights.files import cache_directory, download, fetch, locked_directory
+from server.weights import cache_directory, download, fetch, locked_directory
 from tests.fixtures.projectors import KINDS, Seer, write_seer
 
 ROOT = Path(__file__).parent.parent

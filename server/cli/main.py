@@ -14,7 +14,7 @@ from server.cli.arguments import CommandError, Help
 from server.config import ConfigError
 from server.engine import EngineError
 from server.state import StateError, default_state_dir
-from server.weights.files import ModelError, cache_directory
+from server.weights import WeightsError, cache_directory
 
 COMMANDS = (serve, chat, models, rpc, tokens, console, completion)
 """In the order of the help."""
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # Whoever read has had enough, as `head` has; what is left in the buffer must not fail once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 128 + signal.SIGPIPE
-    except (CommandError, ConfigError, EngineError, ModelError, StateError) as error:
+    except (CommandError, ConfigError, EngineError, WeightsError, StateError) as error:
         print(f"nap-llm: {error}", file=sys.stderr)
         status = 1
     except OSError as error:

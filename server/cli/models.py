@@ -20,7 +20,7 @@ from server.config import HuggingFaceFile, ModelConfig, ModelSource, load_config
 from server.engine import EngineError
 from server.engine.memory import gguf
 from server.engine.memory.hparams import HParams
-from server.weights.files import ModelError, cached, fetch, held, label, remove
+from server.weights import WeightsError, cached, fetch, held, label, remove
 
 if TYPE_CHECKING:
     from server.engine.memory.plan import MemoryPlan
@@ -54,7 +54,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def fetch_shown(source: ModelSource, *, refresh: bool = False) -> Path:
-    """The source's file, with a progress bar on a terminal while it is downloaded. Raises ModelError."""
+    """The source's file, with a progress bar on a terminal while it is downloaded. Raises WeightsError."""
     if source.path is not None or (cached(source) is not None and not refresh):
         return fetch(source)
     if not sys.stderr.isatty():
@@ -96,8 +96,8 @@ def show(options: argparse.Namespace) -> int:
     path = cached(connection.source)
     if path is None:
         if connection.source.path is not None:
-            raise ModelError(f"no model file at {connection.source.path}")
-        raise ModelError(f"{label(connection.source)} is not here yet; `nap-llm pull {options.what}` fetches it")
+            raise WeightsError(f"no model file at {connection.source.path}")
+        raise WeightsError(f"{label(connection.source)} is not here yet; `nap-llm pull {options.what}` fetches it")
     file = gguf.read(path)
     _describe(path, file, connection)
     for line in asyncio.run(_abilities(path, connection)):
@@ -152,7 +152,7 @@ def _connection(what: str, models: Path) -> ModelConfig:
         source = ModelSource(huggingface=HuggingFaceFile.parse(what))
     except ValueError:
         if not what.endswith(".gguf") and not Path(what).is_file():
-            raise ModelError(
+            raise WeightsError(
                 f"{what} is neither owner/repo:file nor a GGUF nor the key of a connection in {models}"
             ) from None
         source = ModelSource(path=Path(what))

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from server.cli.arguments import DEFAULT_HOST, Commands, add_command, port
-from server.weights.files import ModelError, cache_directory, download, locked_directory
+from server.weights import WeightsError, cache_directory, download, locked_directory
 
 LIBRARY, SERVER = "libggml-rpc.so", "rpc-server"
 _DISTRIBUTION = "llama-cpp-python"
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def built() -> Path:
-    """The directory with the library and the server, built where they are not there yet. Raises ModelError."""
+    """The directory with the library and the server, built where they are not there yet. Raises WeightsError."""
     libraries = _libraries()
     stamp = hashlib.sha256(f"{libraries} {(libraries / 'libggml-base.so').stat().st_mtime_ns}".encode()).hexdigest()[
         :16
@@ -68,7 +68,7 @@ def built() -> Path:
 
 
 def build(source: Path, target: Path) -> None:
-    """Compile the library and the server from llama.cpp's sources into `target`. Raises ModelError."""
+    """Compile the library and the server from llama.cpp's sources into `target`. Raises WeightsError."""
     target.mkdir(parents=True)
     ggml, libraries = source / "ggml", _libraries()
     common = ["-std=c++17", "-O2", "-DGGML_BACKEND_DL", "-DGGML_BACKEND_SHARED", "-DGGML_SHARED"]
@@ -83,14 +83,14 @@ def build(source: Path, target: Path) -> None:
 def _compile(*arguments: str) -> None:
     compiler = os.environ.get("CXX") or shutil.which("c++")
     if not compiler:
-        raise ModelError("a C++ compiler is needed to build llama.cpp's RPC backend")
+        raise WeightsError("a C++ compiler is needed to build llama.cpp's RPC backend")
     done = subprocess.run([compiler, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
-        raise ModelError(f"llama.cpp's RPC backend cannot be built: {done.stderr.strip()[:500]}")
+        raise WeightsError(f"llama.cpp's RPC backend cannot be built: {done.stderr.strip()[:500]}")
 
 
 def _libraries() -> Path:
     spec = find_spec("llama_cpp")
     if spec is None or not spec.submodule_search_locations:
-        raise ModelError("llama-cpp-python is not installed")
+        raise WeightsError("llama-cpp-python is not installed")
     return Path(spec.submodule_search_locations[0]) / "lib"

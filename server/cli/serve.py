@@ -26,7 +26,7 @@ from server.cli.models import fetch_shown
 from server.config import Config, ModelSource, load_config
 from server.logs import LogFormat, start_logging
 from server.state import owner_token
-from server.weights.files import cached, fetch, label
+from server.weights import cached, fetch, label
 
 log = logging.getLogger(__name__)
 

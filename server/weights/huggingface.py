@@ -8,28 +8,21 @@ that name. Such a blob may be a link in turn, into the store that all repositori
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from server.config import HuggingFaceFile
+from server.weights.store import Progress, WeightsError, disk_complaint
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedFileInfo, CachedRepoInfo, HFCacheInfo
 
-Progress = Callable[[int, int], None]
-
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_CHUNK = 2**20
-
-
-class HubError(Exception):
-    """A file of the hub cannot be had: which, why, and what to do about it."""
 
 
 def cached(file: HuggingFaceFile) -> Path | None:
@@ -38,7 +31,7 @@ def cached(file: HuggingFaceFile) -> Path | None:
 
     found = [try_to_load_from_cache(file.repo, part, revision=file.revision) for part in file.parts]
     paths = [Path(path) for path in found if isinstance(path, str)]
-    if len(paths) != len(found) or (file.sha256 and [*file.sha256] != [_digest(path) for path in paths]):
+    if len(paths) != len(found) or (file.sha256 and [*file.sha256] != [_sha256(path) for path in paths]):
         return None
     return paths[0]
 
@@ -46,7 +39,7 @@ def cached(file: HuggingFaceFile) -> Path | None:
 def fetch(file: HuggingFaceFile, *, progress: Progress | None = None) -> Path:
     """Ask the hub for the file as its revision has it now, and download what is missing of its parts.
 
-    What `progress` raises ends the download; the next one goes on from there. Raises HubError.
+    What `progress` raises ends the download; the next one goes on from there. Raises WeightsError.
     """
     from httpx2 import HTTPError
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
@@ -59,12 +52,12 @@ def fetch(file: HuggingFaceFile, *, progress: Progress | None = None) -> Path:
         for part in file.parts:
             meta = get_hf_file_metadata(hf_hub_url(file.repo, part, revision=revision), headers=build_hf_headers())
             if not (meta.commit_hash and meta.etag and meta.size is not None):
-                raise HubError(f"{_endpoint()} does not say what {file.repo}:{part} is; is it a hub?")
+                raise WeightsError(f"{_hub_url()} does not say what {file.repo}:{part} is; is it a hub?")
             revision = meta.commit_hash
             found.append((part, meta.etag, meta.size))
         for (part, etag, _), sha256 in zip(found, file.sha256, strict=bool(file.sha256)):
             if _SHA256.fullmatch(etag) and etag != sha256:
-                raise HubError(f"{file.repo}:{part} has SHA-256 {etag} there, not {sha256}: it is not downloaded")
+                raise WeightsError(f"{file.repo}:{part} has SHA-256 {etag} there, not {sha256}: it is not downloaded")
         total = sum(size for _, _, size in found)
         before = 0
         for part, etag, size in found:
@@ -72,18 +65,18 @@ def fetch(file: HuggingFaceFile, *, progress: Progress | None = None) -> Path:
             _download(file.repo, part, revision, etag, size, told)
             before += size
         paths = [_link(file.repo, part, revision) for part in file.parts]
-        _note(file.repo, file.revision, revision)
+        _save_ref(file.repo, file.revision, revision)
     except OfflineModeIsEnabled as error:
-        raise HubError(f"{file} is not here yet, and HF_HUB_OFFLINE forbids to ask for it") from error
+        raise WeightsError(f"{file} is not here yet, and HF_HUB_OFFLINE forbids to ask for it") from error
     except LocalEntryNotFoundError as error:  # the library's word for what has happened on the way
-        raise HubError(_complaint(file, error.__cause__ or error)) from error
+        raise WeightsError(_hub_complaint(file, error.__cause__ or error)) from error
     except HTTPError as error:
-        raise HubError(_complaint(file, error)) from error
+        raise WeightsError(_hub_complaint(file, error)) from error
     except OSError as error:
-        raise HubError(f"{file} cannot be stored: {_reason(error)}") from error
+        raise WeightsError(f"{file} cannot be stored: {disk_complaint(error)}") from error
     for path, sha256 in zip(paths, file.sha256, strict=bool(file.sha256)):
-        if (digest := _digest(path)) != sha256:
-            raise HubError(f"{path.name} has SHA-256 {digest}, not {sha256}: it is not used")
+        if (digest := _sha256(path)) != sha256:
+            raise WeightsError(f"{path.name} has SHA-256 {digest}, not {sha256}: it is not used")
     return paths[0]
 
 
@@ -110,7 +103,7 @@ def held() -> dict[HuggingFaceFile, int]:
 def remove(file: HuggingFaceFile) -> int:
     """Take the file's parts out of the cache, whole or not, in every revision; the bytes that gave back.
 
-    Content that other files or repositories share stays for them. Raises HubError where the cache cannot be read.
+    Content that other files or repositories share stays for them. Raises WeightsError where the cache cannot be read.
     """
     place = _repository(file.repo)
     for link in (*place.glob("snapshots/**/*"), *place.glob("blobs/*")):
@@ -125,7 +118,7 @@ def remove(file: HuggingFaceFile) -> int:
         if name in file.parts
     ]
     if not chosen and any((each / part).exists() for each in place.glob("snapshots/*") for part in file.parts):
-        raise HubError(f"the cache of {file.repo} is damaged: remove {place} as a whole")
+        raise WeightsError(f"the cache of {file.repo} is damaged: remove {place} as a whole")
     deletion = scan.delete_files(*chosen)
     freed = deletion.expected_freed_size
     deletion.execute()
@@ -179,7 +172,9 @@ def _download(repo: str, part: str, revision: str, etag: str, size: int, progres
         try:
             hf_hub_download(repo, part, revision=revision, tqdm_class=_bar(progress, 0, size))
         except ValueError as error:
-            raise HubError(f"{repo}:{part} is too large for this installation of huggingface_hub: {error}") from error
+            raise WeightsError(
+                f"{repo}:{part} is too large for this installation of huggingface_hub: {error}"
+            ) from error
         return
     lock = Path(constants.HF_HUB_CACHE) / ".locks" / _repository(repo).name / f"{etag}.lock"
     for directory in (blob.parent, lock.parent):
@@ -203,9 +198,11 @@ def _download(repo: str, part: str, revision: str, etag: str, size: int, progres
             )
             out.flush()
             os.fsync(out.fileno())
-        if _SHA256.fullmatch(etag) and (digest := _digest(half)) != etag:
+        if _SHA256.fullmatch(etag) and (digest := _sha256(half)) != etag:
             half.unlink()
-            raise HubError(f"{repo}:{part} came damaged (SHA-256 {digest}, not {etag}); run again to download it anew")
+            raise WeightsError(
+                f"{repo}:{part} came damaged (SHA-256 {digest}, not {etag}); run again to download it anew"
+            )
         os.replace(half, blob)
 
 
@@ -216,7 +213,7 @@ def _link(repo: str, part: str, commit: str) -> Path:
     return Path(hf_hub_download(repo, part, revision=commit))
 
 
-def _note(repo: str, revision: str, commit: str) -> None:
+def _save_ref(repo: str, revision: str, commit: str) -> None:
     """Remember which commit a branch or tag stands for."""
     if revision != commit:
         ref = _repository(repo) / "refs" / revision
@@ -246,7 +243,7 @@ def _bar(progress: Progress | None, done: int, size: int) -> Any:
     return Bar
 
 
-def _digest(path: Path) -> str:
+def _sha256(path: Path) -> str:
     """The file's SHA-256: by the name of the blob that the file is a link to, else by its content.
 
     That blob is where the first link leads, not the last: names in the shared store are Xet hashes.
@@ -259,13 +256,13 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _endpoint() -> str:
+def _hub_url() -> str:
     from huggingface_hub import constants
 
     return constants.ENDPOINT
 
 
-def _complaint(file: HuggingFaceFile, error: BaseException) -> str:
+def _hub_complaint(file: HuggingFaceFile, error: BaseException) -> str:
     """What an answer of the hub, or none, means for whoever asked. Answers hold no secret, but say little."""
     from huggingface_hub import get_token
     from huggingface_hub.errors import (
@@ -279,19 +276,15 @@ def _complaint(file: HuggingFaceFile, error: BaseException) -> str:
 
     if not isinstance(error, HfHubHTTPError) or isinstance(error, LocalEntryNotFoundError):
         reason = type(error).__name__
-        return f"{_endpoint()} cannot be reached ({reason}); is the network there? Running again continues"
+        return f"{_hub_url()} cannot be reached ({reason}); is the network there? Running again continues"
     status = error.response.status_code
     login = "give one by HF_TOKEN or `hf auth login`" if get_token() is None else "the token given does not open it"
     if isinstance(error, GatedRepoError):
-        return f"{file.repo} is gated: accept its terms at {_endpoint()}/{file.repo}; a token is needed too ({login})"
+        return f"{file.repo} is gated: accept its terms at {_hub_url()}/{file.repo}; a token is needed too ({login})"
     if isinstance(error, RepositoryNotFoundError) or status in (401, 403):
-        return f"{_endpoint()} has no repository {file.repo}, or it is private: a token is needed then ({login})"
+        return f"{_hub_url()} has no repository {file.repo}, or it is private: a token is needed then ({login})"
     if isinstance(error, RevisionNotFoundError):
         return f"{file.repo} has no revision {file.revision}"
     if isinstance(error, EntryNotFoundError):
         return f"{file.repo} has no such file in revision {file.revision}: {file.file} (or a part of it)"
-    return f"{_endpoint()} answers {status} for {file}; running again continues"
-
-
-def _reason(error: OSError) -> str:
-    return "no space left on the disk" if error.errno == errno.ENOSPC else str(error.strerror or error)
+    return f"{_hub_url()} answers {status} for {file}; running again continues"

@@ -15,7 +15,7 @@ import pytest
 from server.cli.main import main
 from server.config import Config
 from server.state import TokenStore
-from server.weights.files import cached
+from server.weights import cached
 from tests.hub_server import REPO, playing
 
 
