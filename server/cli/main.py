@@ -29,6 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # Whoever read has had enough, as `head` has; what is left in the buffer must not fail once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 128 + signal.SIGPIPE
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("server", "grammars"):
+            raise
+        print(f"nap-llm: {error.name} is not installed; this command needs nap-llm[server]", file=sys.stderr)
+        status = 1
     except (CommandError, ConfigError, EngineError, WeightsError, StateError) as error:
         print(f"nap-llm: {error}", file=sys.stderr)
         status = 1
