@@ -1,7 +1,7 @@
-"""How the server's log is written: lines to read, or JSON; each with the id of the request it belongs to.
+"""Log formats: lines to read, or JSON; each record with the id of its request.
 
-Whatever is logged goes through here, uvicorn's and asyncio's own words included. No message of an exception does: it
-may quote what a caller sent or a model said. Its type and the places it passed are told instead.
+Records of uvicorn and asyncio are formatted here too. The message of an exception is left out, since it may quote a
+request or a model's output; its type and its traceback's functions and lines stand for it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 LogFormat = Literal["console", "json"]
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
-"""The request that is being served; empty for what the server does of its own accord."""
+"""The request that is being served; empty outside requests."""
 
 FIELDS = "fields"
 """Attribute of a record that holds a mapping of further members for JSON: `log.info(…, extra={FIELDS: {…}})`."""
@@ -35,7 +35,7 @@ def start_logging(format: LogFormat) -> None:
 
 
 def fault(error: BaseException) -> str:
-    """What an exception is and where it passed, the innermost place first, without its message."""
+    """An exception's type and traceback on one line, the innermost frame first, without its message."""
     frames = traceback.extract_tb(error.__traceback__)
     places = " < ".join(f"{frame.name}:{frame.lineno}" for frame in reversed(frames))
     return f"{type(error).__name__} at {places}" if places else type(error).__name__

@@ -1,4 +1,4 @@
-"""What the server remembers between runs: the shells' tokens and the owner's token, in the user's state directory.
+"""State on disk between runs: the shells' tokens, the owner's token and a secret, in the user's state directory.
 
 A shell's token is 256 random bits, so one SHA-256 is as good at rest as a slow hash (http-binding, "Who is calling").
 Files are written whole, then renamed into place, and are readable by the user alone.
@@ -89,6 +89,7 @@ class TokenStore:
         return token
 
     def revoke(self, name: str) -> None:
+        """Takes the token away. Raises StateError where none has that name."""
         with self._changing() as tokens:
             kept = [each for each in tokens if each.name != name]
             if len(kept) == len(tokens):
@@ -106,6 +107,7 @@ class TokenStore:
         return found
 
     def list(self) -> tuple[TokenPolicy, ...]:
+        """All tokens, in the order in which they were made."""
         self.refresh()
         return self._tokens
 
@@ -177,7 +179,7 @@ def owner_token(directory: Path) -> str:
 
 
 def continuation_secret(directory: Path) -> bytes:
-    """What seals the continuations that this server gives out. Without it, those of before count as another's."""
+    """The key that seals continuations. Those that another key has sealed count as another server's."""
     return _kept(directory, "continuation-secret").encode()
 
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from server.state import default_state_dir
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-"""Where a parser's commands are added."""
+"""Subparsers, to which a command adds its own."""
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8033

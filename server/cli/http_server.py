@@ -27,9 +27,9 @@ from server.runtime import Runtime
 log = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 1.0
-"""How long clients get to read what is left for them, all generations settled, before they are cut off."""
+"""Seconds in which clients read what is left for them, all generations settled, before they are cut off."""
 GRACE_SECONDS = 10.0
-"""What the end may take beyond the time to drain: settling, flushing, and ending workers and helpers."""
+"""Seconds that the end may take beyond the drain: settling, flushing, and ending workers and helpers."""
 
 
 def serve(
@@ -41,7 +41,7 @@ def serve(
     log_format: LogFormat,
     announce: Callable[[], None],
 ) -> bool:
-    """Serves on `listener` until a signal ends it; `announce` is called once it answers. Whether it ever did.
+    """Serves on `listener` until a signal ends it; `announce` is called once it answers. False: it never did.
 
     Raises StateError where the state directory cannot be used.
     """

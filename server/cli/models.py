@@ -143,7 +143,7 @@ def rm(options: argparse.Namespace) -> int:
 
 
 def _connection(what: str, models: Path) -> ModelConfig:
-    """What a person names: a connection by its key, else a file as a connection would have it that sets nothing."""
+    """The connection with this key, else a connection of defaults for the file of this name."""
     if models.exists():
         for connection in load_config(models).connections:
             if what == connection.key:
@@ -175,7 +175,7 @@ def _describe(path: Path, file: gguf.Gguf, connection: ModelConfig) -> None:
 
 
 async def _abilities(path: Path, connection: ModelConfig) -> list[str]:
-    """What the model can do with its template, as a helper process finds it."""
+    """Capabilities of the model with its template, as a helper process finds them."""
     from server.chat import ChatSettings, HelperPool
     from server.wire.records import WireError
 

@@ -1,4 +1,4 @@
-"""What a service manager is told (sd_notify(3)): ready, alive, about to end. Without one nothing is said."""
+"""Notifications to a service manager (sd_notify(3)): ready, alive, about to end. Without one nothing is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A NAP-LLM client for Python programs, with a tool loop. Imports `wire` alone."""
+"""NAP-LLM client for Python programs, with a tool loop. It needs httpx and `server.wire`, and no server."""
 
 from server.client.blocks import PartialCall
 from server.client.conversation import Conversation

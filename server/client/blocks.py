@@ -1,4 +1,4 @@
-"""What the deltas of one reply have told so far. Provisional: only the Generation at the end counts."""
+"""Partial reply, read from its deltas. Provisional: only the Generation at the end counts."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ class _Block:
 
 
 class DeltaReader:
+    """The blocks of one reply, as far as its deltas have come."""
+
     def __init__(self) -> None:
         self._blocks: dict[int, _Block] = {}
 

@@ -14,7 +14,7 @@ Content = str | Sequence[TextPart | ImagePart]
 
 
 class Conversation:
-    """`history` may be read and edited between turns. The tools run here; the server never runs one."""
+    """A conversation. `history` may be edited between turns. Tools run in this program, never in the server."""
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class Conversation:
         return await self._run(self.history[asked[-1] :] if asked else (), (), options)
 
     def add(self, *messages: Message) -> None:
+        """Appends messages to the history."""
         self.history.extend(messages)
 
     def answer(self, call: ToolCallPart, value: Any, *, is_error: bool = False) -> None:
@@ -53,7 +54,7 @@ class Conversation:
         self.add(result_message(call, value, is_error=is_error))
 
     def cancel(self) -> bool:
-        """Ends the running turn with `cancelled`, from any thread. Whether there is one."""
+        """Ends the running turn with `cancelled`, from any thread. False: no turn runs."""
         turn = self._turn
         if turn is not None:
             turn.cancel()

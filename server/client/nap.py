@@ -1,4 +1,4 @@
-"""The NAP-LLM wire from the caller's side, over HTTP and SSE (http-binding)."""
+"""Client of the NAP-LLM wire over HTTP and SSE (http-binding)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATH = "/nap/llm"
 
 
 class Client:
-    """One endpoint of a server. Failures that the wire reports are raised as WireError, others as TransportError.
+    """Client of one endpoint. Failures that the wire reports are raised as WireError, others as TransportError.
 
     `consent` says that the authorization for each generation has been obtained (tokens of policy `shell`).
     `transport` takes the place of the network.
@@ -63,24 +63,27 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
+        """Closes the connections; streams that are open end."""
         await self._http.aclose()
 
     async def select(self, requirements: Requirements | None = None) -> Model:
+        """The model that the server selects for these requirements (NAP-LLM, `llm.select`)."""
         envelope: dict[str, Any] = {"type": "llm.select", "id": _id()}
         if requirements is not None:
             envelope["requirements"] = write_requirements(requirements)
         return read_model((await self._call(envelope))["model"])
 
     async def describe(self, handle: str) -> Model:
+        """The model of a handle, as it is now (NAP-LLM, `llm.describe`)."""
         return read_model((await self._call({"type": "llm.describe", "id": _id(), "handle": handle}))["model"])
 
     async def cancel(self, request_id: str) -> bool:
-        """Whether the generation was still running, and is cancelled now."""
+        """Cancels a generation (NAP-LLM, `llm.cancel`). False: it was not running any more."""
         answer = await self._call({"type": "llm.cancel", "id": _id(), "requestId": request_id})
         return bool(answer["cancelled"])
 
     def generate(self, request: GenerationRequest, *, id: str | None = None) -> Stream:
-        """Starts with the first event that is asked for: deltas as they arrive, then the authoritative Generation."""
+        """The stream of a generation, which starts when its first event is asked for (NAP-LLM, `llm.generate`)."""
         id = id or _id()
         return Stream(id, self._events(id, request), self.cancel)
 

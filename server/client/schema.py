@@ -89,7 +89,7 @@ def schema_of(hint: Any) -> dict[str, Any]:
 
 
 def read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """What a docstring says of the function, and of each parameter (Google's `Args:` or Sphinx's `:param name:`)."""
+    """Descriptions of a function and of each parameter in a docstring (Google's `Args:` or Sphinx's `:param name:`)."""
     told: list[str] = []
     parameters: dict[str, list[str]] = {}
     section, current, margin = "", "", 0
@@ -118,7 +118,7 @@ def read_docstring(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _hinted(function: Callable[..., Any]) -> Any:
-    """Where the annotations stand: an object that can be called has them at its method."""
+    """The object that has the annotations: of a callable object, its method."""
     return function if inspect.isroutine(function) else type(function).__call__
 
 

@@ -1,4 +1,4 @@
-"""One generation as its caller sees it: an iterator of events with a result at its end."""
+"""Stream of one generation: an iterator of events with a result at its end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from server.wire.records import Delta, Generation, Part
 
 
 class Stream(AsyncIterator[Delta | Generation]):
-    """Deltas, then the Generation. Closing it before that gives the generation up.
+    """Deltas as they arrive, then the authoritative Generation. Closing it before that abandons the generation.
 
     `id` is the request's id on the wire, under which the generation can be cancelled from elsewhere.
     """
@@ -40,10 +40,11 @@ class Stream(AsyncIterator[Delta | Generation]):
         return self._generation
 
     async def cancel(self) -> bool:
-        """Whether it came in time; the stream then raises WireError `cancelled`."""
+        """Cancels the generation; the stream then raises WireError `cancelled`. False: it had ended before."""
         return await self._cancel(self.id)
 
     async def aclose(self) -> None:
+        """Closes the stream, which cancels a generation that still runs."""
         await self._events.aclose()
 
     @property

@@ -1,4 +1,4 @@
-"""The client for programs without an event loop: the async one, on a loop in a thread of its own."""
+"""Blocking client for programs without an event loop: the async one, on a loop in a thread of its own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Portal:
-    """The way from ordinary threads into an event loop."""
+    """Calls from ordinary threads into an event loop, which runs in a thread of its own."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -58,7 +58,7 @@ class Portal:
 
 
 class SyncClient:
-    """As Client, for threads: any of them may call it, several at a time."""
+    """`Client` for threads: any of them may call it, several at a time."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class SyncClient:
 
 
 class SyncStream(Iterator[Delta | Generation]):
-    """As Stream."""
+    """`Stream` as a plain iterator."""
 
     def __init__(self, portal: Portal, stream: Stream) -> None:
         self._portal = portal
@@ -142,7 +142,10 @@ class SyncStream(Iterator[Delta | Generation]):
 
 
 class SyncConversation:
-    """As Conversation. `on_delta` and `on_message` run on the client's thread, tools on threads of their own."""
+    """`Conversation` with blocking methods.
+
+    `on_delta` and `on_message` run on the client's thread, tools on threads of their own.
+    """
 
     def __init__(
         self,

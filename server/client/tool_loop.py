@@ -1,4 +1,4 @@
-"""One turn of a conversation: from the user's message through rounds of tool calls to an answer, or to a stop."""
+"""Tool loop: a turn of a conversation, from the user's message through rounds of tool calls to an answer or a stop."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ StopReason = Literal["completed", "unhandled_tool_calls", "max_rounds", "context
 
 
 CANCEL_SECONDS = 5.0
-"""How long a cancel may take, and the end that it brings; then the stream is closed, which is a cancel too."""
+"""Seconds that a cancel may take, and the end that it brings; then the stream is closed, which is a cancel too."""
 
 
 class TurnOptions(TypedDict, total=False):
-    """How a turn goes.
+    """Options of a turn.
 
     `tool_choice` applies to the first request alone, so that a forced call is made once and the rest can answer.
     After `max_rounds` (5) rounds of calls, further ones are returned unrun. `on_delta` and `on_message` are told
@@ -52,13 +52,15 @@ class TurnOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class TurnResult:
+    """A turn that has ended."""
+
     stop_reason: StopReason
     rolled_back: bool
-    """Whether the turn's messages were taken out of the history."""
+    """The turn's messages were taken out of the history."""
     messages: tuple[Message, ...]
     """Every message of the turn, also where it was rolled back: what tools did stays done."""
     generations: tuple[Generation, ...]
-    """What the wire reported, one for each reply that ended by itself."""
+    """Results as the wire reported them, one for each reply that ended by itself."""
     pending_tool_calls: tuple[ToolCallPart, ...] = ()
     """Calls that were not run and may be."""
     partial_tool_calls: tuple[PartialCall, ...] = ()
@@ -81,7 +83,9 @@ class _Reply:
 
 
 class ToolLoop:
-    """`history` is the conversation's own list and grows as the turn goes, until it is discarded; `opened` are those of
+    """One turn, run once.
+
+    `history` is the conversation's own list and grows as the turn goes, until it is discarded; `opened` are those of
     its messages that belong to the turn already. Raises ValueError for options that make no sense, with the history
     untouched."""
 
@@ -112,7 +116,7 @@ class ToolLoop:
         self._discarded = False
 
     def cancel(self) -> None:
-        """From any thread, a tool's own too. Tools that run finish first."""
+        """Cancels the turn, from any thread, a tool's own too. Tools that run finish first."""
         self._cancelled = True
         self._loop.call_soon_threadsafe(self._stop.set)
 
@@ -217,7 +221,7 @@ class ToolLoop:
         return self._kept("cancelled")
 
     def _cut_off(self, stream: Stream, content: tuple[Part, ...]) -> TurnResult:
-        """Its text may be half a call. Calls of such a reply are withheld, even whole ones."""
+        """The end of a turn whose reply was cut short: its text may be half a call; even whole calls are withheld."""
         if partial := tuple(part for part in content if not isinstance(part, ToolCallPart)):
             self._keep(Message("assistant", partial))
         if self._cancelled:

@@ -1,4 +1,4 @@
-"""One round of a turn: the calls of a reply, run side by side, and what they gave."""
+"""Tool runner: the calls of a reply, run side by side, and their results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OnToolCall = Callable[[ToolCallPart], Any]
 """Answers a call whose tool has no handler. Plain or async."""
 
 OnToolError = Callable[[ToolCallPart, Exception], Any]
-"""Chooses what the model is told instead of the exception's text. Plain or async; raising ends the turn."""
+"""Chooses the result for the model instead of the exception's text. Plain or async; raising ends the turn."""
 
 
 class ToolCallError(Exception):
@@ -26,13 +26,15 @@ class ToolCallError(Exception):
 
 
 class ToolRunner:
+    """Runs the calls of one round after another, by the tools and callbacks of a turn."""
+
     def __init__(self, tools: Toolbox, on_tool_call: OnToolCall | None, on_tool_error: OnToolError | None) -> None:
         self._tools = tools
         self._on_tool_call = on_tool_call
         self._on_tool_error = on_tool_error
 
     def runs(self, call: ToolCallPart) -> bool:
-        """Whether someone here answers the call. One to an unknown tool is answered: with an error."""
+        """True where a handler or callback answers the call. One to an unknown tool is answered too: with an error."""
         known = self._tools.knows(call)
         return not known or self._tools.handler(call) is not None or self._on_tool_call is not None
 

@@ -16,6 +16,8 @@ Handler = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class FunctionTool:
+    """A tool with a function of this program behind it."""
+
     definition: Tool
     handler: Handler
 
@@ -28,7 +30,7 @@ class FunctionTool:
         description: str | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> FunctionTool:
-        """What is not given is read from the function: its name, its docstring, its signature.
+        """A tool of `function`; name, description and parameters that are not given are read from it.
 
         Raises TypeError where the signature cannot be said in JSON Schema.
         """

@@ -1,4 +1,4 @@
-"""What a server answers, read back into records."""
+"""Answers of a server, read into records of the wire."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def checked(answer: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def refused(status: int, body: bytes) -> TransportError:
-    """What an answer outside the wire means."""
+    """The error for an answer outside the wire."""
     if status == 401:
         return TransportError("the server does not know this token", status)
     try:

