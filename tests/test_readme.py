@@ -145,7 +145,8 @@ def shell(served: Served) -> Iterator[Shell]:
 def test_serve_sets_up_and_prints_the_console_s_link(served: Served) -> None:
     asked = (served.directory / ".venv" / "bin" / "pip.log").read_text()
     assert re.search(r"-m pip .*install .*--no-binary llama-cpp-python .*llama-cpp-python$", asked, re.MULTILINE)
-    assert re.search(rf"-m pip .*--constraint \S+ --editable {re.escape(str(served.directory))}\[server\]$", asked, re.MULTILINE)
+    project = re.escape(f"{served.directory}[server]")
+    assert re.search(rf"-m pip .*--constraint \S+ --editable {project}$", asked, re.MULTILINE)
     assert served.announced.startswith(f"Serving SmolLM2 135M Instruct at {served.url}/nap/llm\n")
     assert "<title>" in httpx.get(f"{served.url}/").text
     headers = {"Authorization": f"Bearer {served.owner}"}
