@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from server.chat import make_parser
-from server.chat.arguments.render import render_tool_calls
+from server.chat.formats.render import render_tool_calls
 from server.chat.prompt_builder import PromptBuilder
 from server.chat.types import PreparedPrompt, PromptRequest
 from server.config import load_config

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from grammars import Compiled
-from server.chat.arguments.grammar import Arguments
+from server.chat.arguments import ToolArguments
 from server.chat.formats.spec import ARGUMENTS, NAME, NAME_AGAIN, CallField, ChatFormat, ToolCallFormat
 from server.chat.gbnf import ANY, Gbnf, choice, quote, sequence, unlike
 from server.engine.types import Constraint
@@ -19,7 +19,7 @@ hex ::= [0-9a-fA-F]"""
 def build_constraint(
     format: ChatFormat,
     *,
-    tools: Mapping[str, Arguments],
+    tools: Mapping[str, ToolArguments],
     required: bool = False,
     single: bool = False,
     answer: Compiled | None = None,
@@ -54,7 +54,7 @@ class _Writer:
         self._lead = lead
         self._single = single
 
-    def triggered(self, tools: Mapping[str, Arguments]) -> Constraint:
+    def triggered(self, tools: Mapping[str, ToolArguments]) -> Constraint:
         """Free text until a call begins. Markers are fed to the grammar by their bytes: they stand as text."""
         spellings = self._format.calls
         roots = [self._calls(calls, tools, f"calls{i}", calls.marker) for i, calls in enumerate(spellings)]
@@ -66,7 +66,7 @@ class _Writer:
             self._thinking_open,
         )
 
-    def from_start(self, tools: Mapping[str, Arguments], required: bool, answer: Compiled | None) -> Constraint:
+    def from_start(self, tools: Mapping[str, ToolArguments], required: bool, answer: Compiled | None) -> Constraint:
         """The whole output: thinking where the format has it, then calls or an answer."""
         ways = [sequence([self._calls(self._format.calls[0], tools, "calls"), self._behind()])] if tools else []
         if not tools or not required:
@@ -78,7 +78,7 @@ class _Writer:
         return self._format.reasoning_tags is not None and self._lead == self._format.reasoning_tags.open
 
     def _calls(
-        self, calls: ToolCallFormat, tools: Mapping[str, Arguments], name: str, marker: str | None = None
+        self, calls: ToolCallFormat, tools: Mapping[str, ToolArguments], name: str, marker: str | None = None
     ) -> str:
         """The turn's calls, from the first marker to the end."""
         gbnf = self._gbnf
@@ -90,7 +90,7 @@ class _Writer:
         before = [self._part(calls, part) for part in calls.call[:at]]
         if before and not calls.begin:
             before[0] = "" if opened else self._opening(str(calls.call[0]), marker)
-        gbnf.name_tokens(calls.syntax_literals)
+        gbnf.name_tokens(calls.syntax.literals)
         named, unclosed = [], []
         for index, (tool, arguments) in enumerate(tools.items()):
             prefix = f"{name}-t{index}-"
@@ -109,7 +109,9 @@ class _Writer:
     def _part(self, calls: ToolCallFormat, part: str | CallField) -> str:
         return calls.id if isinstance(part, CallField) else self._gbnf.literal(part)
 
-    def _after(self, calls: ToolCallFormat, part: str | CallField, tool: str, arguments: Arguments, prefix: str) -> str:
+    def _after(
+        self, calls: ToolCallFormat, part: str | CallField, tool: str, arguments: ToolArguments, prefix: str
+    ) -> str:
         if part is ARGUMENTS:
             return arguments.write(self._gbnf, prefix, calls.syntax)
         return quote(tool) if part is NAME_AGAIN else self._part(calls, part)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Literal
 
 from server.chat.arguments.json import NOTHING, read_json, read_string, value
-from server.chat.arguments.read import read_arguments
+from server.chat.arguments.schema_types import Types
 from server.chat.event_builder import EventBuilder
 from server.chat.events import BlockEvent
 from server.chat.formats.spec import (
@@ -22,12 +22,8 @@ from server.chat.formats.spec import (
     NAME_AGAIN,
     CallField,
     ChatFormat,
-    LiteralArguments,
-    NestedArguments,
-    TaggedArguments,
     Tags,
     ToolCallFormat,
-    Types,
 )
 from server.chat.reader import SPACE, WORD, MalformedOutput, OutputEnded, Reader, Steps, walk
 
@@ -267,7 +263,7 @@ class OutputParser:
                 types = self._spec.tools[name]
                 begin(name)
             elif part is ARGUMENTS:
-                after = yield from read_arguments(reader, emit, calls.syntax, types, str(next(rest)), end)
+                after = yield from calls.syntax.read(reader, emit, types, str(next(rest)), end)
                 yield from self._expect(after)
             elif part is NAME_AGAIN:
                 if (yield from reader.word()) != name:
@@ -300,7 +296,7 @@ def _call_stands(text: str, calls: ToolCallFormat, tools: Mapping[str, Types]) -
     for index, part in enumerate(calls.opening):
         if part is ARGUMENTS:
             after = str(calls.opening[index + 1]) if index + 1 < len(calls.opening) else ""
-            return _arguments_stand(text, at, calls, after)
+            return _arguments_stand(text, at, calls.syntax.openings(after))
         if isinstance(part, CallField):
             space = SPACE.match(text, at)
             word = WORD.match(text, space.end() if space else at)
@@ -316,17 +312,9 @@ def _call_stands(text: str, calls: ToolCallFormat, tools: Mapping[str, Types]) -
     return True
 
 
-def _arguments_stand(text: str, at: int, calls: ToolCallFormat, after: str) -> bool | None:
-    match calls.syntax:
-        case TaggedArguments() as tags:
-            openings = [tags.open, after]
-        case NestedArguments(mark=mark):
-            openings = [mark]
-        case LiteralArguments():
-            return True
-        case _:
-            openings = ["{"]
+def _arguments_stand(text: str, at: int, openings: Sequence[str]) -> bool | None:
+    """True where arguments begin at `at`, with one of the literals if there are any. None: more text must tell."""
     walked = [walk(text, at, opening) for opening in openings]
-    if any(whole for whole, _ in walked):
+    if not walked or any(whole for whole, _ in walked):
         return True
     return None if any(end == len(text) for _, end in walked) else False

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib import import_module
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, TypeVar, cast
 
@@ -294,7 +295,8 @@ class _Helper:
 
 def serve(descriptor: int, memory: int) -> None:
     """A helper's life: answer requests until the pipe ends."""
-    import server.chat.prompt_builder  # noqa: F401  # now, so that no request waits for it
+    for module in set(_WORK.values()):
+        import_module(f"server.chat.{module}")  # now, so that no request waits for it
 
     pipe = Connection(descriptor)
     _bound(memory)
@@ -317,11 +319,10 @@ def _work(name: str, arguments: tuple[Any, ...], scope: str) -> tuple[bool, Any]
     What is kept of schemas is found again in the same scope alone.
     """
     from grammars import scoped  # here, so that the web process needs none of it
-    from server.chat import prompt_builder as prepare
 
     try:
         with scoped(scope):
-            return True, _WORK[name](prepare, *arguments)
+            return True, getattr(import_module(f"server.chat.{_WORK[name]}"), name)(*arguments)
     except WireError as error:
         return False, (error.code, error.message, error.extra)
     except MemoryError:
@@ -338,16 +339,15 @@ def _work(name: str, arguments: tuple[Any, ...], scope: str) -> tuple[bool, Any]
         return False, ("provider-error", "preparing the request failed inside the server", {}, fault)
 
 
-_WORK: dict[str, Callable[..., Any]] = {
-    "inspect": lambda prepare, path, settings: prepare.inspect(path, settings),
-    "prepare": lambda prepare, path, settings, conversation: prepare.prompt_builder(path, settings.template).prepare(
-        conversation, settings
-    ),
-    "check_tools": lambda prepare, tools: prepare.check_tools(tools),
-    "grammar": lambda prepare, schema: prepare.grammar(schema),
-    "validate": lambda prepare, tool, arguments: prepare.validate(tool, arguments),
-    "validate_answer": lambda prepare, schema, answer: prepare.validate_answer(schema, answer),
+_WORK = {
+    "inspect": "prompt_builder",
+    "prepare": "prompt_builder",
+    "check_tools": "schemas",
+    "grammar": "schemas",
+    "validate": "schemas",
+    "validate_answer": "schemas",
 }
+"""Functions that helpers run, and the modules of this room that have them."""
 
 
 def _bound(memory: int) -> None:

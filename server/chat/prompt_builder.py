@@ -1,4 +1,4 @@
-"""The work a chat helper does for one model: what it can do, and a conversation made ready for its engine.
+"""The work of a chat helper for one model: its capabilities, and conversations made ready for its engine.
 
 Nothing of a model but its vocabulary is loaded.
 """
@@ -6,24 +6,22 @@ Nothing of a model but its vocabulary is loaded.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from typing import Any
 
-from grammars import Compiled, InvalidInstance, InvalidSchema, UnsupportedSchema, check_schema
-from server.chat.arguments import grammar as arguments
-from server.chat.arguments.grammar import Arguments
+from grammars import Compiled
+from server.chat.arguments import ToolArguments
 from server.chat.formats import recognise
-from server.chat.formats.spec import ArgumentSyntax
 from server.chat.grammar import build_constraint
 from server.chat.history import check_reasoning, joined_system
-from server.chat.images.placeholders import ImagePlaceholder, check_placeholders, insert_placeholders
+from server.chat.images.inserter import ImageInserter, decode_images
 from server.chat.parser import ParserSpec
+from server.chat.schemas import ANY_OBJECT, check_tools, compile_answer, tool_arguments
+from server.chat.stop import stop_criteria
 from server.chat.template.capabilities import TemplateCapabilities, detect_capabilities
 from server.chat.template.messages import write_prompt
 from server.chat.template.provenance import ProvenanceStr
@@ -32,18 +30,15 @@ from server.chat.template.template import Template, TemplateError
 from server.chat.types import (
     Capabilities,
     ChatSettings,
-    CompiledSchema,
-    ImageLimits,
     PreparedPrompt,
     PromptRequest,
 )
 from server.engine import Vocab
 from server.engine.memory import gguf
-from server.engine.types import EngineError, RgbImage, StopCriteria
+from server.engine.types import Constraint, EngineError, StopCriteria
 from server.wire.records import ImagePart, Message, NamedTool, Role, TextPart, Tool, ToolCallPart, WireError
 
 _DEFAULT = ChatSettings()
-_ANY_OBJECT: dict[str, Any] = {"type": "object"}
 _RESULT = "needleresult"
 _DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
 """A PNG of one black pixel."""
@@ -53,7 +48,7 @@ _LOOP = PromptRequest(
         Message("assistant", (ToolCallPart("needle001", "needletool", {}),)),
         Message("toolResult", (TextPart(_RESULT),), tool_call_id="needle001", tool_name="needletool"),
     ),
-    (Tool("needletool", None, _ANY_OBJECT),),
+    (Tool("needletool", None, ANY_OBJECT),),
     "auto",
 )
 
@@ -79,9 +74,10 @@ class PromptBuilder:
             sorted(token for text, token in self.tokens.items() if not any(text in marker for marker in markers))
         )
         called = {calls.marker for calls in self.format.calls}
+        can = self.template_capabilities
         carried: dict[Role, bool] = {
-            "user": self.template_capabilities.images,
-            "toolResult": self.template_capabilities.result_images and not self.format.grammar_only,
+            "user": can.images,
+            "toolResult": can.result_images and not self.format.grammar_only,
         }
         self.image_roles = frozenset(role for role, carries in carried.items() if carries)
         """The roles whose messages may hold images, with a projector."""
@@ -118,56 +114,31 @@ class PromptBuilder:
 
     def prepare(self, conversation: PromptRequest, settings: ChatSettings = _DEFAULT) -> PreparedPrompt:
         """Raises WireError: `unsupported` and `invalid-request` name what they are about, never its values."""
-        callable_tools = self._callable(conversation)
-        messages, places = insert_placeholders(conversation, self.image_roles if settings.projector else frozenset())
-        conversation = replace(conversation, messages=messages)
+        tools = self._callable(conversation)
+        inserter = ImageInserter(conversation, self.image_roles if settings.projector else frozenset())
+        conversation = inserter.conversation
         try:
-            runs, replayed = self._runs(conversation, settings)
+            parts, replayed = self._parts(conversation, settings)
         except TemplateError as error:
             raise WireError("unsupported", str(error)) from None
         check_reasoning(conversation, settings, self.format, self.template_capabilities, replayed)
-        tokens, order, offsets = self._tokenize(runs, places)
-        pictures = _decode([(place.at, place.part) for place in places], settings.images) if places else []
-        choice = conversation.tool_choice
-        answer = _answer(conversation)
-        lead = self._lead(last_text(runs))
-        # Text may run into a call that no grammar has seen: of a framed format, or without its markers.
-        unseen = self.format.always_tagged or (
-            choice == "auto" and any(calls.untagged_call for calls in self.format.calls)
-        )
+        prompt = inserter.tokenize(parts, self.vocab, settings.images)
+        answer = compile_answer(conversation.format, conversation.response_schema)
+        opening = self._opening(last_text(parts))
         return PreparedPrompt(
-            tokens=tokens,
-            images=tuple((offset, pictures[number]) for offset, number in zip(offsets, order, strict=True)),
-            places=tuple(places[number].at for number in order),
-            constraint=build_constraint(
-                self.format,
-                tools=callable_tools,
-                required=choice != "auto",
-                # Whoever names a tool wants that call; a small model offered another round of it takes all there are.
-                single=isinstance(choice, NamedTool) or not conversation.parallel,
-                answer=answer,
-                tokens=self.tokens,
-                lead=lead,
-            ),
-            suppress_tokens=self.suppress_tokens if callable_tools else self.suppress_tokens + self.call_tokens,
-            parser=ParserSpec(
-                format=self.format,
-                calls="allowed"
-                if callable_tools
-                else "ignored"
-                if self.format.grammar_only and not choice
-                else "refused",
-                tools={name: given.types for name, given in callable_tools.items()},
-                json=answer is not None,
-                prompt_opening=lead,
-            ),
-            tools_to_validate=frozenset(name for name, given in callable_tools.items() if given.checked or unseen),
+            tokens=prompt.tokens,
+            images=prompt.images,
+            places=prompt.places,
+            constraint=self._constraint(conversation, tools, answer, opening),
+            suppress_tokens=self.suppress_tokens if tools else self.suppress_tokens + self.call_tokens,
+            parser=self._parser(conversation, tools, opening, json=answer is not None),
+            tools_to_validate=self._to_validate(conversation, tools),
             validate_answer=conversation.response_schema is not None and answer is not None and bool(answer.unchecked),
-            stop=self._stop(conversation, lead, calls=bool(callable_tools)) if conversation.stop else None,
+            stop=self._stop(conversation, opening, calls=bool(tools)),
             replayed=replayed,
         )
 
-    def _callable(self, conversation: PromptRequest) -> dict[str, Arguments]:
+    def _callable(self, conversation: PromptRequest) -> dict[str, ToolArguments]:
         """The tools that may be called here; the others' schemas are not compiled. Raises WireError."""
         choice, allowed = conversation.tool_choice, conversation.allowed_tools
         check_tools(conversation.tools)
@@ -180,55 +151,53 @@ class PromptBuilder:
             and (allowed is None or tool.name in allowed)
         }
 
-    def _stop(self, conversation: PromptRequest, lead: str, *, calls: bool) -> StopCriteria:
-        """Where the format lets an answer be ended by the texts that are asked for."""
-        if conversation.response_schema is not None or conversation.format == "json":
-            raise WireError("unsupported", "stop sequences cannot end a JSON answer")
-        format = self.format
-        forced = format.grammar_only and calls
-        frames = () if format.grammar_only and not calls else format.answer_tags
-        skip = [f'{frame.open}"' if forced else frame.open for frame in frames]
-        skip += [*(frame.close for frame in frames if not forced), *format.ignored_markers, format.separator]
-        return StopCriteria(
-            # A forced answer is written as a JSON string.
-            tuple(json.dumps(text, ensure_ascii=False)[1:-1] if forced else text for text in conversation.stop),
-            (format.reasoning_tags.open.strip(), format.reasoning_tags.close.strip())
-            if format.reasoning_tags
-            else None,
-            tuple(each.marker for each in format.calls if calls and not each.only_at_start),
-            tuple(each.marker for each in format.calls if calls and each.only_at_start),
-            tuple(dict.fromkeys(filter(None, map(str.strip, skip)))),
-            lead,
+    def _constraint(
+        self, conversation: PromptRequest, tools: Mapping[str, ToolArguments], answer: Compiled | None, opening: str
+    ) -> Constraint | None:
+        choice = conversation.tool_choice
+        return build_constraint(
+            self.format,
+            tools=tools,
+            required=choice != "auto",
+            # Whoever names a tool wants that call; a small model offered another round of it takes all there are.
+            single=isinstance(choice, NamedTool) or not conversation.parallel,
+            answer=answer,
+            tokens=self.tokens,
+            lead=opening,
         )
 
-    def _tokenize(
-        self, runs: Sequence[PromptPart], places: Sequence[ImagePlaceholder]
-    ) -> tuple[array[int], Sequence[int], Sequence[int]]:
-        """The prompt's tokens, the numbers of its images in the order in which they stand there, and where.
+    def _parser(
+        self, conversation: PromptRequest, tools: Mapping[str, ToolArguments], opening: str, *, json: bool
+    ) -> ParserSpec:
+        plain = self.format.grammar_only and not conversation.tool_choice
+        return ParserSpec(
+            format=self.format,
+            calls="allowed" if tools else "ignored" if plain else "refused",
+            tools={name: given.types for name, given in tools.items()},
+            json=json,
+            prompt_opening=opening,
+        )
 
-        Texts between images are tokenized apart, as llama.cpp does (`mtmd_tokenize`).
+    def _to_validate(self, conversation: PromptRequest, tools: Mapping[str, ToolArguments]) -> frozenset[str]:
+        """The tools whose completed arguments the grammar alone does not hold to their schema."""
+        # Text may run into a call that no grammar has seen: of a tagged format, or without its markers.
+        unseen = self.format.always_tagged or (
+            conversation.tool_choice == "auto" and any(calls.untagged_call for calls in self.format.calls)
+        )
+        return frozenset(name for name, given in tools.items() if given.checked or unseen)
+
+    def _stop(self, conversation: PromptRequest, opening: str, *, calls: bool) -> StopCriteria | None:
+        if not conversation.stop:
+            return None
+        if conversation.response_schema is not None or conversation.format == "json":
+            raise WireError("unsupported", "stop sequences cannot end a JSON answer")
+        return stop_criteria(self.format, conversation.stop, opening, calls=calls)
+
+    def _parts(self, conversation: PromptRequest, settings: ChatSettings) -> tuple[list[PromptPart], frozenset[int]]:
+        """The prompt, and the conversation's turns that stand in it as tokens.
+
+        Raises `TemplateError`; WireError where a message has no place in it.
         """
-        tokens: array[int] = array("i")
-        order: list[int] = []
-        offsets: list[int] = []
-        for number, run in enumerate(runs):
-            if isinstance(run, array):
-                tokens += run
-                continue
-            (first, *others), images = run.split_images()
-            order += images
-            tokens += self.vocab.tokenize(first.segments(), begins=number == 0, follows=number > 0)
-            for text in others:
-                offsets.append(len(tokens))
-                tokens += self.vocab.tokenize(text.segments(), begins=False)
-        check_placeholders(order, places)
-        if offsets and offsets[-1] == len(tokens):
-            raise places[order[-1]].refused("this model's chat template ends the prompt with the image")
-        return tokens, order, offsets
-
-    def _runs(self, conversation: PromptRequest, settings: ChatSettings) -> tuple[list[PromptPart], frozenset[int]]:
-        """The prompt, and which of the conversation's turns stand in it as tokens. Raises `TemplateError`; WireError
-        where a message has no place in it."""
         write = self._writer(conversation, settings)
         if not conversation.kept_tokens:
             return [write(conversation.messages, {}, None)], frozenset()
@@ -257,34 +226,25 @@ class PromptBuilder:
     @cached_property
     def replay(self) -> TurnReplay:
         ends = [self.vocab.text(token) for token in self.vocab.eog]
-        found = TurnReplay(self.format, ends, self._detokenize, self._lead)
+        found = TurnReplay(self.format, ends, self._detokenize, self._opening)
         # Where a template ends a turn of calls by something else, an end further on would hide the results.
-        runs, replayed = found.write(self._writer(_LOOP, _DEFAULT), _LOOP.messages, {1: array("i")})
-        return found if replayed and _RESULT in last_text(runs) else replace(found, eog_texts=())
+        parts, replayed = found.write(self._writer(_LOOP, _DEFAULT), _LOOP.messages, {1: array("i")})
+        return found if replayed and _RESULT in last_text(parts) else replace(found, eog_texts=())
 
     def _detokenize(self, tokens: array[int]) -> str:
         return b"".join(map(self.vocab.piece, tokens)).decode("utf-8", "replace")
 
-    def _lead(self, prompt: ProvenanceStr) -> str:
-        """What of the prompt's end belongs to the output: thinking that the template has opened, or a frame."""
+    def _opening(self, prompt: ProvenanceStr) -> str:
+        """The part of the prompt's end that belongs to the output: reasoning that the template has opened, or a tag."""
         thinking, end = self.format.reasoning_tags, prompt[-200:].rstrip()
         if thinking and end.endswith(thinking.open.strip()):
             return thinking.open
-        return (
-            self.format.prompt_opening
-            if self.format.prompt_opening and end.endswith(self.format.prompt_opening)
-            else ""
-        )
-
-
-def _decode(images: Sequence[tuple[str, ImagePart]], limits: ImageLimits) -> list[RgbImage]:
-    from server.chat.images.decode import decode  # whoever sees no images need not load what decodes them
-
-    return decode(images, limits)
+        opening = self.format.prompt_opening
+        return opening if opening and end.endswith(opening) else ""
 
 
 def _has_vision(projector: str) -> bool:
-    """Whether a projector's file says that it takes images; one for sound alone does not. Only loading it shows whether
+    """True where a projector's file says that it takes images; one for sound alone does not. Only loading it shows that
     it does (`ModelInfo.vision`). Raises EngineError where it is no GGUF."""
     return gguf.read(projector).metadata.get("clip.has_vision_encoder") is True
 
@@ -304,8 +264,13 @@ def _prompt_builder(path: str, state: tuple[int, ...], template: str | None) -> 
     return PromptBuilder(Vocab.load(path), template)
 
 
+def prepare(path: str, settings: ChatSettings, conversation: PromptRequest) -> PreparedPrompt:
+    """A conversation made ready for the model at this path. Raises WireError."""
+    return prompt_builder(path, settings.template).prepare(conversation, settings)
+
+
 def inspect(path: str, settings: ChatSettings) -> Capabilities:
-    """What the model at this path can do. What is only made once is made now, not when the first prompt waits for it.
+    """The capabilities of the model at this path. Objects that are made once are made now, before a first prompt waits.
 
     Raises WireError.
     """
@@ -314,78 +279,5 @@ def inspect(path: str, settings: ChatSettings) -> Capabilities:
     with suppress(WireError):
         found.prepare(_LOOP, replace(settings, reasoning_continuation="dropped"))
     if capabilities.images:
-        _decode([("", ImagePart("image/png", _DOT))], settings.images)
+        decode_images([("", ImagePart("image/png", _DOT))], settings.images)
     return capabilities
-
-
-def _answer(conversation: PromptRequest) -> Compiled | None:
-    """The rules of a JSON answer, where one is asked for. Raises WireError naming path and keyword."""
-    if conversation.response_schema is None:
-        return arguments.compile_arguments(_ANY_OBJECT) if conversation.format == "json" else None
-    try:
-        found = arguments.compile_arguments(conversation.response_schema)
-    except UnsupportedSchema as error:
-        raise WireError("unsupported", f"the answer's schema: {error}") from None
-    except InvalidSchema as error:
-        raise WireError("invalid-request", f"the answer's schema: {error}") from None
-    if not found.satisfiable:
-        raise WireError("unsupported", "the answer's schema: no value satisfies it")
-    return found
-
-
-def tool_arguments(tool: Tool, syntaxes: Iterable[ArgumentSyntax]) -> Arguments:
-    """A tool's arguments as the format writes them. Raises WireError naming tool, path and keyword."""
-    with _naming(tool):
-        found = Arguments(tool.parameters, syntaxes)
-    if not found.satisfiable:
-        raise WireError("unsupported", f"tool {tool.name}: no arguments satisfy its schema")
-    return found
-
-
-def check_tools(tools: Iterable[Tool]) -> None:
-    """Whether every tool's schema is well-formed, be it supported or not, and called or not (NAP-LLM, "Tools").
-
-    Raises WireError naming tool, path and keyword.
-    """
-    for tool in tools:
-        with _naming(tool):
-            check_schema(tool.parameters)
-
-
-@contextmanager
-def _naming(tool: Tool) -> Iterator[None]:
-    try:
-        yield
-    except UnsupportedSchema as error:
-        raise WireError("unsupported", f"tool {tool.name}: {error}") from None
-    except InvalidSchema as error:
-        raise WireError("invalid-request", f"tool {tool.name}: {error}") from None
-
-
-def grammar(schema: Mapping[str, Any]) -> CompiledSchema:
-    """What the sampler obeys while it writes arguments of this schema, for a person to read. Raises WireError."""
-    try:
-        found = arguments.compile_arguments(schema)
-    except UnsupportedSchema as error:
-        raise WireError("unsupported", str(error), path=error.path, keyword=error.keyword) from None
-    except InvalidSchema as error:
-        raise WireError("invalid-request", str(error), path=error.path, keyword=error.keyword) from None
-    if not found.satisfiable:
-        raise WireError("unsupported", "no value satisfies this schema")
-    return CompiledSchema(found.gbnf, tuple((check.path, check.keyword) for check in found.unchecked))
-
-
-def validate(tool: Tool, arguments_given: Mapping[str, Any]) -> None:
-    """Check completed arguments against all of the tool's schema. Raises WireError("provider-error")."""
-    try:
-        arguments.compile_arguments(tool.parameters).validate(arguments_given)
-    except InvalidInstance as error:
-        raise WireError("provider-error", f"tool {tool.name}: arguments violate its schema: {error}") from None
-
-
-def validate_answer(schema: Mapping[str, Any] | bool, answer: Any) -> None:
-    """Check a completed answer against all of its schema. Raises WireError("provider-error")."""
-    try:
-        arguments.compile_arguments(schema).validate(answer)
-    except InvalidInstance as error:
-        raise WireError("provider-error", f"the answer violates its schema: {error}") from None

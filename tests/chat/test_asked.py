@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from server.chat.parser import MalformedOutput, make_parser
-from server.chat.prompt_builder import PromptBuilder, validate_answer
+from server.chat.prompt_builder import PromptBuilder
+from server.chat.schemas import validate_answer
 from server.chat.types import PreparedPrompt, PromptRequest
 from server.engine import Vocab
 from server.engine.sampling.stop import StopMatcher

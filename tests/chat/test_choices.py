@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.chat.arguments.render import render_tool_calls
+from server.chat.formats.render import render_tool_calls
 from server.chat.parser import MalformedOutput
 from server.chat.prompt_builder import PromptBuilder
 from server.chat.types import PreparedPrompt, PromptRequest

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from server.chat.arguments.grammar import Arguments, argument_types
-from server.chat.arguments.render import render_tool_calls
+from server.chat.arguments import ToolArguments, argument_types
 from server.chat.formats import FORMATS
+from server.chat.formats.render import render_tool_calls
 from server.chat.grammar import build_constraint
 from server.chat.parser import MalformedOutput, ParserSpec
 from tests.chat.blocks import read
@@ -88,7 +88,7 @@ def turn(*calls: str) -> str:
 
 
 def grammar(schema: dict[str, Any], *, name: str = "save_note") -> str:
-    tools = {name: Arguments(schema, [calls.syntax for calls in FORMAT.calls])}
+    tools = {name: ToolArguments(schema, [calls.syntax for calls in FORMAT.calls])}
     made = build_constraint(FORMAT, tools=tools, tokens={})
     assert made is not None
     return made.grammar

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.chat.arguments.grammar import argument_types
-from server.chat.arguments.render import render_tool_calls
+from server.chat.arguments import JsonArguments, NestedArguments, TaggedArguments, argument_types
 from server.chat.formats import FORMATS, matching
-from server.chat.formats.spec import ChatFormat, JsonArguments, NestedArguments, TaggedArguments
+from server.chat.formats.render import render_tool_calls
+from server.chat.formats.spec import ChatFormat
 from server.chat.parser import MalformedOutput, ParserSpec
-from server.chat.prompt_builder import PromptBuilder, validate
+from server.chat.prompt_builder import PromptBuilder
+from server.chat.schemas import validate
 from server.chat.template.messages import write_prompt
 from server.chat.types import PromptRequest
 from server.engine import Vocab

@@ -7,8 +7,8 @@ import pytest
 from grammars import compile_schema
 from grammars.gbnf import read as read_gbnf
 from grammars.matcher import Matcher
-from server.chat.arguments.render import render_tool_calls
 from server.chat.formats import FORMATS
+from server.chat.formats.render import render_tool_calls
 from server.chat.parser import ParserSpec
 from tests.chat.blocks import read
 

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.chat.arguments.render import render_tool_calls
 from server.chat.arguments.schema_types import SchemaTypes, argument_types
 from server.chat.formats import FORMATS
+from server.chat.formats.render import render_tool_calls
 from server.chat.parser import OutputParser, ParserSpec
-from server.chat.prompt_builder import PromptBuilder, validate
+from server.chat.prompt_builder import PromptBuilder
+from server.chat.schemas import validate
 from server.chat.types import PromptRequest
 from server.engine import Vocab
 from server.wire.records import Message, NamedTool, TextPart, Tool, WireError

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from server.chat.arguments.grammar import argument_types
-from server.chat.arguments.render import render_tool_calls
+from server.chat.arguments import argument_types
 from server.chat.formats import FORMATS, recognise
+from server.chat.formats.render import render_tool_calls
 from server.chat.formats.spec import ChatFormat
 from server.chat.parser import MalformedOutput, OutputParser, ParserSpec
 from server.chat.template.capabilities import detect_capabilities

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.chat.arguments.render import render_tool_calls
+from server.chat.arguments import Types
 from server.chat.events import BlockDelta, BlockEnd, BlockStart
 from server.chat.formats import FORMATS
 from server.chat.formats.generic import FORMAT
-from server.chat.formats.spec import Types
+from server.chat.formats.render import render_tool_calls
 from server.chat.parser import MalformedOutput, OutputParser, ParserSpec
 from tests.chat.blocks import Block, read
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from server.chat.parser import MalformedOutput
-from server.chat.prompt_builder import PromptBuilder, validate
+from server.chat.prompt_builder import PromptBuilder
+from server.chat.schemas import validate
 from server.chat.types import Capabilities, PreparedPrompt, PromptRequest
 from server.engine import Vocab
 from server.wire.records import (

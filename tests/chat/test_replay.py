@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.chat.arguments.render import render_tool_calls
+from server.chat.formats.render import render_tool_calls
 from server.chat.formats.spec import ID
 from server.chat.prompt_builder import PromptBuilder
 from server.chat.template.replay import PromptPart, TurnReplay

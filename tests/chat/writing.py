@@ -8,21 +8,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from server.chat.arguments.render import json_type, render_arguments, to_json
-from server.chat.formats.spec import (
-    ANY_TYPE,
-    ARGUMENTS,
-    ID,
-    CallField,
-    ChatFormat,
-    JsonArguments,
-    LiteralArguments,
-    NestedArguments,
-    TaggedArguments,
-    Tags,
-    ToolCallFormat,
-    Types,
-)
+from server.chat.arguments import ANY_TYPE, JsonArguments, LiteralArguments, NestedArguments, TaggedArguments, Types
+from server.chat.arguments.json import to_json
+from server.chat.arguments.schema_types import json_type
+from server.chat.formats.spec import ARGUMENTS, ID, CallField, ChatFormat, Tags, ToolCallFormat
 from server.chat.parser import ParserSpec
 
 TOOLS: dict[str, Types] = {
@@ -203,7 +192,7 @@ class Author:
             if part is ARGUMENTS and isinstance(calls.syntax, JsonArguments):
                 parts.append(self._json(arguments))
             elif part is ARGUMENTS:
-                parts.append(str.__str__(render_arguments(calls, arguments)))
+                parts.append(str.__str__(calls.syntax.render(arguments)))
             elif part is ID:
                 parts.append(str(self._random.randint(0, 99)) if calls.id.startswith("[0-9]") else "a1B2c3D4e")
             else:

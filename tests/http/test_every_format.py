@@ -21,8 +21,8 @@ import pytest_asyncio
 
 from server.app import create_app
 from server.chat import HelperPool
-from server.chat.arguments.render import render_tool_calls
 from server.chat.formats import FORMATS, GENERIC
+from server.chat.formats.render import render_tool_calls
 from server.chat.formats.spec import ChatFormat
 from server.chat.prompt_builder import PromptBuilder
 from server.chat.template.provenance import ProvenanceStr, from_template, join

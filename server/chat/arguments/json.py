@@ -1,13 +1,20 @@
-"""JSON as it comes: an object's text as it stands, a string's text decoded (RFC 8259)."""
+"""JSON (RFC 8259): the syntax of arguments that are one object, and readers of JSON text as it comes.
+
+An object is passed on as it stands, the text of a string decoded.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
+from server.chat.arguments.schema_types import ArgumentTypes, Types
+from server.chat.arguments.syntax import ArgumentGrammar, ArgumentSyntax, compile_schema
 from server.chat.reader import MalformedOutput, Reader, Steps
+from server.chat.template.provenance import ProvenanceStr
 
 _OUTSIDE = re.compile(r'["{}\[\]]')
 _INSIDE = re.compile(r'["\\]')
@@ -19,18 +26,49 @@ _CLOSER = {"{": "}", "[": "]"}
 _ESCAPES = {'"': '"', "'": "'", "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 
 NOTHING = object()
-"""What `value` says of text that is no JSON."""
+"""The answer of `value` for text that is no JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class JsonArguments(ArgumentSyntax):
+    """Arguments as one JSON object."""
+
+    self_describing: ClassVar[bool] = True
+
+    def openings(self, after: str) -> tuple[str, ...]:
+        return ("{",)
+
+    def grammar(self, schema: Mapping[str, Any], types: ArgumentTypes) -> ArgumentGrammar:
+        return ArgumentGrammar.of(compile_schema(schema))
+
+    def read(self, reader: Reader, emit: Callable[[str], None], types: Types, after: str, end: str = "") -> Steps[str]:
+        yield from read_object(reader, emit)
+        return after
+
+    def render(self, arguments: Mapping[str, Any]) -> ProvenanceStr:
+        return ProvenanceStr(to_json(arguments))
+
+    def is_exact(self, types: ArgumentTypes) -> bool:
+        return True
+
+
+def to_json(value: Any) -> str:
+    """A value's JSON as histories show it: spaced, no character escaped that need not be."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 @dataclass(slots=True)
 class Brackets:
-    """Looks for the end of the object or array that a text begins with, as far as brackets and strings tell."""
+    """A search for the end of the object or array that a text begins with, by its brackets and strings."""
 
     _closers: list[str] = field(default_factory=list)
     _quoted: bool = False
 
     def scan(self, text: str, at: int) -> tuple[int, bool]:
-        """Goes on at `at`: how far all is looked at, and whether that is the end. Raises `MalformedOutput`."""
+        """Continue at `at`. Returns the position up to which the text is seen, and true where the end lies there.
+
+        Raises `MalformedOutput`.
+        """
         while match := (_INSIDE if self._quoted else _OUTSIDE).search(text, at):
             char = match.group()
             if char == "\\" and match.end() == len(text):
@@ -50,7 +88,7 @@ class Brackets:
 
 
 def read_object(reader: Reader, emit: Callable[[str], None]) -> Steps[None]:
-    """One JSON object, its text as it stands. Whether it is valid is for those who read the whole of it."""
+    """One JSON object, its text as it stands; it is not checked beyond its brackets."""
     yield from reader.skip_space()
     if not reader.buffer.startswith("{", reader.at):
         yield from reader.wrong("what should be a JSON object is none")
@@ -69,7 +107,7 @@ def _bracketed(reader: Reader, emit: Callable[[str], None]) -> Steps[None]:
 
 
 def read_json(reader: Reader, emit: Callable[[str], None]) -> Steps[None]:
-    """One JSON value of any type, its text as it stands. Whether it is valid is for those who read the whole of it."""
+    """One JSON value of any type, its text as it stands; it is not checked beyond its end."""
     yield from reader.skip_space()
     first = reader.buffer[reader.at : reader.at + 1]
     if first in _CLOSER:
@@ -101,7 +139,8 @@ def read_inside(reader: Reader, emit: Callable[[str], None], quote: str, *, pyth
 
 
 def decode(text: str, at: int, quote: str = '"', *, python: bool = False) -> tuple[str, int, bool]:
-    """The inside of a string from `at` on: what is certain of it, where that ends, and whether more is needed.
+    """The inside of a string from `at` on: its text as far as that is certain, the position behind it, and true where
+    more is needed.
 
     `python`: as Python has it (Language Reference, 2.4.1): a backslash before what is no escape stands for itself.
     """

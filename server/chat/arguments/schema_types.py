@@ -1,17 +1,19 @@
-"""The JSON types that a schema's values may have: what decodes an argument whose text does not tell its type."""
+"""The JSON types that a schema's values may have, by which an argument is decoded whose text does not tell its type."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from server.chat.arguments.render import json_type
-from server.chat.formats.spec import ANY_TYPE
+Types = Mapping[str | None, tuple[str, ...]]
+"""The JSON types that each argument may have, by its name; under None those of arguments without a declaration."""
+
+ANY_TYPE = ("null", "boolean", "number", "string", "array", "object")
 
 ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "$comment"})
 MEMBERS = ANNOTATIONS | {"type", "properties", "required", "additionalProperties"}
 MEMBERS |= {"$schema", "$id", "$defs", "definitions"}
-"""Keywords of a tool's schema under which its properties are all that `member_types` looks at."""
+"""Keywords of a tool's schema under which its properties are all that `argument_types` looks at."""
 _DEPTH = 16
 """References and combinations that are followed."""
 
@@ -54,21 +56,27 @@ class SchemaTypes(tuple[str, ...]):
         return SchemaTypes.of(schemas[0] if len(schemas) == 1 else {"anyOf": schemas} if schemas else True, self._root)
 
 
-class Members(dict[str | None, tuple[str, ...]]):
+class ArgumentTypes(dict[str | None, tuple[str, ...]]):
     """The types of a tool's arguments by their names, those of undeclared ones under None.
 
-    `alone`: the name of the tool's only argument where it must be given and any text will do.
+    `alone`: the name of the tool's only argument where it must be given and any text will do. `complete`: the schema
+    has no keyword beside these that bears on a value's type.
     """
 
     alone: str | None = None
+    complete: bool = True
 
 
-def argument_types(schema: Mapping[str, Any]) -> Members:
-    members = Members((name, SchemaTypes.of(member, schema)) for name, member in schema.get("properties", {}).items())
+def argument_types(schema: Mapping[str, Any]) -> ArgumentTypes:
+    """The types of the arguments that a tool's schema allows."""
+    members = ArgumentTypes(
+        (name, SchemaTypes.of(member, schema)) for name, member in schema.get("properties", {}).items()
+    )
     others = schema.get("additionalProperties", True)
     if others is not False:
         members[None] = SchemaTypes.of(others, schema)
     members.alone = _alone(schema)
+    members.complete = MEMBERS.issuperset(schema)
     return members
 
 
@@ -124,3 +132,19 @@ def _target(reference: Any, root: Mapping[str, Any]) -> Any:
             return None
         target = target.get(key.replace("~1", "/").replace("~0", "~"))
     return target
+
+
+def json_type(value: Any) -> str:
+    """The JSON type of a value; integers are numbers."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int() | float():
+            return "number"
+        case str():
+            return "string"
+        case Mapping():
+            return "object"
+    return "array"

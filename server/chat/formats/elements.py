@@ -1,17 +1,7 @@
 """Families that write one element an argument: strings raw, everything else as JSON."""
 
-from server.chat.formats.spec import (
-    ANY_TYPE,
-    ARGUMENTS,
-    ID,
-    NAME,
-    THINK,
-    ChatFormat,
-    NestedArguments,
-    TaggedArguments,
-    Tags,
-    ToolCallFormat,
-)
+from server.chat.arguments import ANY_TYPE, NestedArguments, TaggedArguments
+from server.chat.formats.spec import ARGUMENTS, ID, NAME, THINK, ChatFormat, Tags, ToolCallFormat
 
 _PARAMETER = TaggedArguments("<parameter=", ">\n", "\n</parameter>\n")
 _KEYS = TaggedArguments("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n")

@@ -1,6 +1,7 @@
 """Families that write arguments as literals: Python calls (LFM2) and Gemma 4's notation with bare keys."""
 
-from server.chat.formats.spec import ARGUMENTS, GEMMA, NAME, PYTHON, THINK, ChatFormat, Tags, ToolCallFormat
+from server.chat.arguments import GEMMA, PYTHON
+from server.chat.formats.spec import ARGUMENTS, NAME, THINK, ChatFormat, Tags, ToolCallFormat
 
 FORMATS = (
     ChatFormat(

@@ -1,15 +1,17 @@
-"""How a model family writes its answers: the one description from which grammar, parser and recognition come.
+"""The description of a model family's chat format, from which recognition, grammar, parser and history come.
 
-An output is free text in which *blocks* stand: thinking, framed text, and calls. A `Format` names their literal
-markers and the slots between them; `constraint` writes GBNF from it, `parser` reads output by it and `spell` writes
-history by it, so that they cannot drift apart. White space in a literal is written as it stands and read leniently.
+An output is free text in which *blocks* stand: thinking, tagged text, and calls. A `ChatFormat` names their literal
+markers and the fields between them; `server.chat.grammar` writes GBNF from it, `server.chat.parser` reads output by it
+and `server.chat.formats.render` writes history by it, so that they cannot drift apart. White space in a literal is
+written as it stands and read leniently.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+
+from server.chat.arguments import ArgumentSyntax, JsonArguments
 
 MOST_CALLS = 8
 """Calls in one turn at most, whatever the format: small models repeat themselves without end."""
@@ -27,94 +29,7 @@ class CallField(Enum):
 
 NAME, ID, ARGUMENTS, NAME_AGAIN = CallField
 
-
-@dataclass(frozen=True, slots=True)
-class JsonArguments:
-    """Arguments as one JSON object."""
-
-
-@dataclass(frozen=True, slots=True)
-class TaggedArguments:
-    """One element an argument: `open` key `named` value `close`.
-
-    A string stands raw and ends before `close`; every other value is JSON. `typed`: the element also tells the type
-    of its value, so `named` differs: by JSON type, with "other" for those not listed.
-    """
-
-    open: str
-    named: str
-    close: str
-    typed: tuple[tuple[str, str], ...] = ()
-
-    def after_key(self, kind: str) -> str:
-        """What follows the key of a value of this JSON type."""
-        table = dict(self.typed)
-        return table.get(kind, table.get("other", self.named))
-
-
-@dataclass(frozen=True, slots=True)
-class LiteralArguments:
-    """Arguments as a row of key `pair` value between `open` and `close`; values as literals that are almost JSON.
-
-    `spelling`: the notation's name in `grammars.rules.syntax`. Strings stand between `quote`: with escapes where that
-    is `"`, raw otherwise. Keys inside objects are strings, or bare where `bare_keys`. `words`: null, true and false.
-
-    `wrappers`: the only argument of a tool may, where it is any text, be written as it was copied (`syntax.copied`), or
-    within an object under the first of these names; under the second where the argument itself is called so.
-    """
-
-    spelling: str
-    open: str
-    close: str
-    pair: str
-    comma: str
-    colon: str
-    quote: str
-    words: tuple[str, str, str]
-    bare_keys: bool
-    wrappers: tuple[str, ...] = ()
-
-    def wrapper(self, name: str) -> str:
-        """The name under which the object with this argument stands."""
-        return next(wrapper for wrapper in self.wrappers if wrapper != name)
-
-
-PYTHON = LiteralArguments(
-    "keywords",
-    "",
-    "",
-    "=",
-    ", ",
-    ": ",
-    '"',
-    ("None", "True", "False"),
-    bare_keys=False,
-    wrappers=("arguments", "parameters"),
-)
-"""Keyword arguments of a Python call."""
-
-GEMMA = LiteralArguments("gemma", "{", "}", ":", ",", ":", '<|"|>', ("null", "true", "false"), bare_keys=True)
-"""Gemma 4's notation: bare names, strings between tokens of their own."""
-
-
-@dataclass(frozen=True, slots=True)
-class NestedArguments:
-    """Arguments as elements named by their keys, `mark<key>` value `mark</key>`; so are the members of an object, and
-    the items of a list, which are called `item`.
-
-    Strings stand raw, numbers and booleans as JSON, null not at all. Nothing but the schema tells the types.
-    """
-
-    mark: str
-    item: str = "item"
-
-
-ArgumentSyntax = JsonArguments | TaggedArguments | LiteralArguments | NestedArguments
-
-Types = Mapping[str | None, tuple[str, ...]]
-"""The JSON types each argument may have, which decide how a raw value is decoded; None stands for the others."""
-
-ANY_TYPE = ("null", "boolean", "number", "string", "array", "object")
+JSON = JsonArguments()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +45,7 @@ class ToolCallFormat:
     begin: str = ""
     between: str = ""
     end: str = ""
-    syntax: ArgumentSyntax = JsonArguments()
+    syntax: ArgumentSyntax = JSON
     id: str = "[a-zA-Z0-9]{9}"
     """What fills the `ID` slot, in GBNF."""
     untagged_call: tuple[str | CallField, ...] = ()
@@ -141,18 +56,6 @@ class ToolCallFormat:
     def opening(self) -> tuple[str | CallField, ...]:
         """What a turn's first call looks like, from its marker on."""
         return (self.begin, *self.call) if self.begin else self.call
-
-    @property
-    def syntax_literals(self) -> tuple[str, ...]:
-        """What stands literally around arguments."""
-        match self.syntax:
-            case TaggedArguments(open, named, close, typed):
-                return (open, named, close, *(text for _, text in typed))
-            case LiteralArguments(quote=quote):
-                return (quote,)
-            case NestedArguments(mark=mark):
-                return (mark,)
-        return ()
 
     @property
     def marker(self) -> str:
@@ -217,5 +120,5 @@ class ChatFormat:
         ]
         for calls in self.calls:
             texts += [calls.begin, calls.between, calls.end, *(part for part in calls.call if isinstance(part, str))]
-            texts += calls.syntax_literals
+            texts += calls.syntax.literals
         return frozenset(filter(None, map(str.strip, texts)))

@@ -1,16 +1,7 @@
 """Families whose calls stand between control tokens, each call's arguments one JSON object."""
 
-from server.chat.formats.spec import (
-    ARGUMENTS,
-    ID,
-    NAME,
-    NAME_AGAIN,
-    THINK,
-    ChatFormat,
-    TaggedArguments,
-    Tags,
-    ToolCallFormat,
-)
+from server.chat.arguments import TaggedArguments
+from server.chat.formats.spec import ARGUMENTS, ID, NAME, NAME_AGAIN, THINK, ChatFormat, Tags, ToolCallFormat
 
 FORMATS = (
     ChatFormat(

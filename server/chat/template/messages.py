@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from server.chat.arguments.render import render_tool_calls, to_json
+from server.chat.arguments.json import to_json
+from server.chat.formats.render import render_tool_calls
 from server.chat.formats.spec import ChatFormat
 from server.chat.template.capabilities import TemplateCapabilities, call, turn
 from server.chat.template.provenance import ProvenanceStr, from_user, join

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from server.chat.formats.spec import ANY_TYPE, ID, ChatFormat, Types
+from server.chat.arguments import ANY_TYPE, Types
+from server.chat.formats.spec import ID, ChatFormat
 from server.chat.parser import MalformedOutput, ParserSpec, make_parser
 from server.chat.template.provenance import ProvenanceStr
 from server.chat.template.template import TemplateError
