@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from scripts.formats_table import README, table
 from server.chat.formats import FORMATS, elements
-from server.chat.table import README, table
 from tests.readme import Block, runs
 
 

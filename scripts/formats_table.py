@@ -1,4 +1,7 @@
-"""The table of templates in `README.md`; `python -m server.chat.table DIRECTORY` writes it from the `*.jinja` there."""
+"""The table of chat templates in `server/chat/README.md`.
+
+`python scripts/formats_table.py DIRECTORY` writes it anew from the `*.jinja` there; a test holds it to the code.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from server.chat.formats import recognise
 from server.chat.template.capabilities import TemplateCapabilities, detect_capabilities
 from server.chat.template.template import Template
 
-README = Path(__file__).with_name("README.md")
+README = Path(__file__).parent.parent / "server/chat/README.md"
 BEGIN, END = "<!-- table -->\n", "<!-- end of table -->\n"
 
 UNRECOGNISED = {
@@ -28,7 +31,7 @@ _HEADER = """| template | format | system | tools | calls | text beside | result
 
 
 def table(templates: Mapping[str, str]) -> str:
-    """A row for each template, in the order of their names."""
+    """The table: a row for each template (name → source), in the order of their names."""
     return _HEADER + "".join(_row(name, templates[name]) for name in sorted(templates, key=str.lower))
 
 
@@ -82,6 +85,7 @@ def _set_by(traits: TemplateCapabilities) -> str:
 
 
 def write(templates: Mapping[str, str]) -> None:
+    """Replace the table in the README."""
     text = README.read_text()
     before, _, rest = text.partition(BEGIN)
     README.write_text(f"{before}{BEGIN}{table(templates)}{END}{rest.partition(END)[2]}")
