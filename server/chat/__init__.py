@@ -1,6 +1,6 @@
-"""Text in, blocks out: templates, tool-call formats, the streaming parser.
+"""Chat: templates, tool-call formats, the streaming parser; conversations in, prompts out, and text in, blocks out.
 
-What needs Jinja, a vocabulary or a schema runs in helper processes (`HelperPool`); the web process parses.
+Work with Jinja, a vocabulary or a schema runs in helper processes (`HelperPool`); the web process parses.
 """
 
 from server.chat.formats.spec import MOST_CALLS

@@ -1,4 +1,4 @@
-"""The blocks of one output, written as events: what a parser has made certain."""
+"""Block events of one output, in the order in which a parser makes them certain."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from server.chat.events import BlockDelta, BlockEnd, BlockEvent, BlockKind, Bloc
 class EventBuilder:
     """Opens and closes blocks and gathers their events.
 
-    White space around text waits until it is known what follows: beside a marker it is nobody's, or, with `own_space`,
+    White space around text waits until it is known what follows: beside a marker it is dropped or, with `own_space`, is
     that of the visible text which it leads or ends.
     """
 
@@ -19,13 +19,13 @@ class EventBuilder:
         self._open: BlockKind | None = None
         self._space: list[str] = []
         self._marked = False
-        """Whether nothing but white space has come since the last marker."""
+        """Nothing but white space has come since the last marker."""
         self._trim = False
-        """Whether white space that leads the next text is nobody's."""
+        """White space that leads the next text is dropped."""
         self.last: BlockKind | None = None
         """The kind of the last block."""
         self.answered = False
-        """Whether there is a block that is no thinking."""
+        """There is a block that is no thinking."""
 
     def take(self) -> list[BlockEvent]:
         """The events since the last time."""

@@ -1,4 +1,4 @@
-"""Block events: what a parser makes of a model's text. The runtime numbers them and writes them as deltas."""
+"""Block events: a model's text as the parser reads it. The runtime numbers them and writes them as deltas."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ BlockKind = Literal["text", "thinking", "toolCall"]
 
 @dataclass(frozen=True, slots=True)
 class BlockStart:
+    """A block opens. `index` counts the blocks of an output."""
+
     index: int
     block: BlockKind
     name: str | None = None
@@ -26,6 +28,8 @@ class BlockDelta:
 
 @dataclass(frozen=True, slots=True)
 class BlockEnd:
+    """A block is whole."""
+
     index: int
 
 

@@ -1,4 +1,4 @@
-"""Writing GBNF: rules, literals, and text up to a marker (llama.cpp's `grammars/README.md`)."""
+"""GBNF text: rules, literals, and any text up to a marker (llama.cpp's `grammars/README.md`)."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ class Gbnf:
         return "\n".join([f"root ::= {root}", *self._rules, ""])
 
     def add(self, rules: str) -> None:
+        """Add whole rules."""
         self._rules.append(rules.rstrip("\n"))
 
     def add_rule(self, name: str, body: str) -> str:
+        """Add one rule. Returns its name."""
         self._rules.append(f"{name} ::= {body}")
         return name
 
     def literal(self, text: str) -> str:
+        """A literal in which control tokens stand as such."""
         parts = self._special.split(text) if self._special else [text]
         return " ".join(f"<[{self._tokens[p]}]>" if p in self._tokens else quote(p) for p in parts if p)
 
@@ -67,10 +70,12 @@ class Gbnf:
 
 
 def sequence(parts: Iterable[str]) -> str:
+    """The parts one after the other, but for empty ones."""
     return " ".join(part for part in parts if part)
 
 
 def choice(ways: Iterable[str]) -> str:
+    """One of the parts."""
     listed = list(ways)
     return listed[0] if len(listed) == 1 else f"({' | '.join(listed)})"
 

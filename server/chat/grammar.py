@@ -1,4 +1,4 @@
-"""From a format, tools and a choice to the grammar the sampler obeys."""
+"""The constraint of one output: the grammar that the sampler obeys, from a format, tools and a choice."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ _STRING = r"""string ::= "\"" char* "\""
 char ::= [^"\\\x00-\x1f\x7f] | "\\" (["\\/bfnrt] | "u" unit)
 unit ::= [0-9a-cA-CefEF] hex hex hex | [dD] [0-7] hex hex
 hex ::= [0-9a-fA-F]"""
+"""A JSON string of any text; no schema is compiled for it."""
 
 
 def build_constraint(
@@ -24,17 +25,17 @@ def build_constraint(
     single: bool = False,
     answer: Compiled | None = None,
     tokens: Mapping[str, int],
-    lead: str = "",
+    prompt_opening: str = "",
 ) -> Constraint | None:
-    """What the model may write. None: anything.
+    """The constraint of one output. None: the model may write anything.
 
     `tools` are those that may be called; `required`: at least one is, `single`: at most one. `answer` are the rules
     of a JSON answer; without them an answer is free text. `tokens` are the vocabulary's control tokens by their
-    text, `lead` what of the prompt's end belongs to the output.
+    text, `prompt_opening` the part of the prompt's end that belongs to the output.
     """
     if not tools and answer is None:
         return None
-    write = _Writer(format, Gbnf(tokens), lead, single)
+    write = _Writer(format, Gbnf(tokens), prompt_opening, single)
     if (
         tools
         and not required
@@ -48,20 +49,20 @@ def build_constraint(
 class _Writer:
     """Writes one grammar."""
 
-    def __init__(self, format: ChatFormat, gbnf: Gbnf, lead: str, single: bool) -> None:
+    def __init__(self, format: ChatFormat, gbnf: Gbnf, prompt_opening: str, single: bool) -> None:
         self._format = format
         self._gbnf = gbnf
-        self._lead = lead
+        self._prompt_opening = prompt_opening
         self._single = single
 
     def triggered(self, tools: Mapping[str, ToolArguments]) -> Constraint:
         """Free text until a call begins. Markers are fed to the grammar by their bytes: they stand as text."""
-        spellings = self._format.calls
-        roots = [self._calls(calls, tools, f"calls{i}", calls.marker) for i, calls in enumerate(spellings)]
+        formats = self._format.calls
+        roots = [self._calls(calls, tools, f"calls{i}", calls.marker) for i, calls in enumerate(formats)]
         thinking = self._format.reasoning_tags
         return Constraint(
             self._gbnf.text(" | ".join(roots)),
-            tuple(dict.fromkeys(calls.marker for calls in spellings)),
+            tuple(dict.fromkeys(calls.marker for calls in formats)),
             (thinking.open.strip(), thinking.close.strip()) if thinking else None,
             self._thinking_open,
         )
@@ -70,19 +71,19 @@ class _Writer:
         """The whole output: thinking where the format has it, then calls or an answer."""
         ways = [sequence([self._calls(self._format.calls[0], tools, "calls"), self._behind()])] if tools else []
         if not tools or not required:
-            ways.append(self._answer(answer, forced=bool(tools) and self._format.grammar_only))
-        return Constraint(self._gbnf.text(sequence([self._thought(), choice(ways)])))
+            ways.append(self._answer(answer, quoted=bool(tools) and self._format.grammar_only))
+        return Constraint(self._gbnf.text(sequence([self._reasoning(), choice(ways)])))
 
     @property
     def _thinking_open(self) -> bool:
-        return self._format.reasoning_tags is not None and self._lead == self._format.reasoning_tags.open
+        return self._format.reasoning_tags is not None and self._prompt_opening == self._format.reasoning_tags.open
 
     def _calls(
         self, calls: ToolCallFormat, tools: Mapping[str, ToolArguments], name: str, marker: str | None = None
     ) -> str:
         """The turn's calls, from the first marker to the end."""
         gbnf = self._gbnf
-        opened = self._lead if calls.call[0] == self._lead else ""
+        opened = self._prompt_opening if calls.call[0] == self._prompt_opening else ""
         many = sequence([gbnf.literal(calls.between + opened), f"{name}-call"])
         repeat = f"({many}){{0,{calls.max_calls - 1}}}" if calls.max_calls > 1 and not self._single else ""
         begin = self._opening(calls.begin, marker) if calls.begin else ""
@@ -117,8 +118,8 @@ class _Writer:
         return quote(tool) if part is NAME_AGAIN else self._part(calls, part)
 
     def _first(self, text: str) -> str:
-        """The literal an output begins with: what of it the prompt has written already is left out."""
-        return self._gbnf.literal(text.removeprefix(self._lead))
+        """The literal an output begins with, without the part that the prompt has written already."""
+        return self._gbnf.literal(text.removeprefix(self._prompt_opening))
 
     def _opening(self, text: str, marker: str | None) -> str:
         """The literal that calls begin with; the marker the engine looks for stands in it as text."""
@@ -126,38 +127,38 @@ class _Writer:
             return self._gbnf.literal(text)
         return sequence([quote(marker), self._gbnf.literal(text[text.index(marker) + len(marker) :])])
 
-    def _answer(self, answer: Compiled | None, *, forced: bool) -> str:
-        """JSON or text, in the format's frame where it has one."""
-        gbnf, frames = self._gbnf, self._format.answer_tags
+    def _answer(self, answer: Compiled | None, *, quoted: bool) -> str:
+        """JSON or text, in the format's tags where it has some. `quoted`: text is a JSON string."""
+        gbnf, tags = self._gbnf, self._format.answer_tags
         if answer is not None:
             gbnf.add(answer.rules("answer-"))
-        if forced:
+        if quoted:
             if answer is None:
                 gbnf.add(_STRING)
             body = "string" if answer is None else "answer-root"
-            return sequence([gbnf.literal(frames[0].open), body, gbnf.literal(frames[0].close)])
+            return sequence([gbnf.literal(tags[0].open), body, gbnf.literal(tags[0].close)])
         if answer is None and self._format.always_tagged:
-            return sequence([self._first(frames[0].open), f"{ANY}*"])
+            return sequence([self._first(tags[0].open), f"{ANY}*"])
         if answer is None:
             gbnf.add(unlike("answer", str(self._format.calls[0].opening[0])))
             return "answer"
-        if frames and not self._format.grammar_only:
-            close = gbnf.literal(frames[0].close)
-            return sequence([self._first(frames[0].open), "answer-root", f"({close})?" if close else ""])
+        if tags and not self._format.grammar_only:
+            close = gbnf.literal(tags[0].close)
+            return sequence([self._first(tags[0].open), "answer-root", f"({close})?" if close else ""])
         return "answer-root"
 
     def _behind(self) -> str:
-        """What may follow the calls: text, where it begins like a further call and a model would be held to that."""
+        """Text that may follow the calls: where it begins like a further call, a model would be held to that."""
         if not self._format.always_tagged:
             return ""
         opening = self._gbnf.literal(self._format.calls[0].between + self._format.answer_tags[0].open)
         return f"({sequence([opening, f'{ANY}*'])})?"
 
-    def _thought(self) -> str:
+    def _reasoning(self) -> str:
         """Thinking before everything else: open already, or as the model likes."""
-        frame = self._format.reasoning_tags
-        if frame is None:
+        tags = self._format.reasoning_tags
+        if tags is None:
             return ""
         after = self._gbnf.literal(self._format.separator) or "[ \\n]{0,2}"
-        thought = self._gbnf.until("thought", frame.close.strip(), after)
-        return thought if self._thinking_open else f"({sequence([self._gbnf.literal(frame.open.rstrip()), thought])})?"
+        thought = self._gbnf.until("thought", tags.close.strip(), after)
+        return thought if self._thinking_open else f"({sequence([self._gbnf.literal(tags.open.rstrip()), thought])})?"

@@ -1,5 +1,7 @@
-"""What of a history a model or its template cannot take as it stands: refused by the message's name, or carried as the
-connection's owner or the projection says."""
+"""Histories that a model or its template cannot take as they stand.
+
+They are refused, by the name of the message, or carried as the connection's owner or the API says.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ def check_reasoning(
     conversation: PromptRequest,
     settings: ChatSettings,
     format: ChatFormat,
-    traits: TemplateCapabilities,
+    capabilities: TemplateCapabilities,
     replayed: Collection[int] = (),
 ) -> None:
     """Refuses a conversation in the middle of a tool loop where the model needs the reasoning behind its calls and does
@@ -28,7 +30,9 @@ def check_reasoning(
     WireError("unsupported") naming the first turn that lacks it.
     """
     rule = settings.reasoning_continuation
-    needed = format.needs_reasoning_history and format.reasoning_tags is not None and traits.reasoning.thinks(settings)
+    needed = (
+        format.needs_reasoning_history and format.reasoning_tags is not None and capabilities.reasoning.thinks(settings)
+    )
     if rule == "dropped" or (rule == "auto" and (conversation.lenient or not needed)):
         return
     # A turn that comes from another route begins a new context by contract; an owner may require more.
@@ -36,7 +40,10 @@ def check_reasoning(
     lost = [index for index in open_calls(conversation.messages) if index not in excused]
     if not lost:
         return
-    ways = ['set reasoning_continuation = "dropped"', *(["switch thinking off"] if traits.reasoning.switch else [])]
+    ways = [
+        'set reasoning_continuation = "dropped"',
+        *(["switch thinking off"] if capabilities.reasoning.switch else []),
+    ]
     raise WireError(
         "unsupported",
         f"{conversation.name(lost[0])}: this connection's model needs the reasoning behind its calls to go on, which "
@@ -58,7 +65,7 @@ def open_calls(messages: Sequence[Message]) -> list[int]:
 
 
 def joined_system(
-    conversation: PromptRequest, settings: ChatSettings, traits: TemplateCapabilities
+    conversation: PromptRequest, settings: ChatSettings, capabilities: TemplateCapabilities
 ) -> tuple[ProvenanceStr, ...]:
     """The system messages behind the first, where they join it; none where each stays in its place.
 
@@ -67,9 +74,9 @@ def joined_system(
     discarded).
     """
     later = [index for index, each in enumerate(conversation.messages) if index and each.role == "system"]
-    if not later or traits.later_system == "native":
+    if not later or capabilities.later_system == "native":
         return ()
-    if traits.later_system == "first" or settings.system_messages == "merge":
+    if capabilities.later_system == "first" or settings.system_messages == "merge":
         return tuple(text_of(conversation.messages[at]) for at in later)
     if conversation.lenient:
         return ()

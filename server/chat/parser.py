@@ -1,7 +1,7 @@
 """The streaming parser: a model's text in, block events out.
 
-It reads by a `Format`, in one direction, as a coroutine that pauses wherever the next step needs text that has not
-come yet. What it emits is certain and never taken back, and does not depend on how the text was cut into pieces.
+It reads by a `ChatFormat`, in one direction, as a coroutine that pauses wherever the next step needs text that has not
+come yet. Its events are certain, never taken back, and do not depend on how the text was cut into pieces.
 Pure Python, for the web process.
 """
 
@@ -40,11 +40,12 @@ class _ForbiddenCall(MalformedOutput):
 
 @dataclass(frozen=True, slots=True)
 class ParserSpec:
-    """What a parser must know; picklable.
+    """The description by which one output is parsed; picklable.
 
     `calls`: "allowed" (the constraint lets the model call), "refused" (a recognised call is a failure) or "ignored"
     (the output is text whatever it says). `tools`: those that may be called, with the types of their arguments.
-    `json`: the answer is JSON. `lead`: what of the prompt's end belongs to the output, an open thinking tag.
+    `json`: the answer is JSON. `prompt_opening`: the part of the prompt's end that belongs to the output, as an open
+    reasoning tag.
     """
 
     format: ChatFormat
@@ -67,7 +68,7 @@ class OutputParser:
         self._reader = Reader(spec.prompt_opening)
         self._failure: str | None = None
         self.broken = False
-        """Whether the output breaks its format already, whatever may still come."""
+        """The output breaks its format already, whatever may still come."""
         self.ids: list[str] = []
         """For each call so far the id that the model gave it; empty where its format has none."""
         self.thoughts: list[tuple[int, int | None]] = []
@@ -114,7 +115,7 @@ class OutputParser:
         if format.reasoning_tags and (yield from self._reader.choose([format.reasoning_tags.open])) is not None:
             yield from self._thinking(format.reasoning_tags)
         if format.grammar_only and spec.calls == "allowed":
-            yield from self._framed(format)
+            yield from self._tagged_only(format)
             return
         for calls in format.calls if spec.calls != "ignored" else ():
             if (format.grammar_only or calls.only_at_start) and (yield from self._recognised(calls)):
@@ -124,10 +125,10 @@ class OutputParser:
                 yield from self._section(calls)
         yield from self._free(format)
 
-    def _framed(self, format: ChatFormat) -> Steps[None]:
-        """Calls or one frame of text, and nothing else."""
+    def _tagged_only(self, format: ChatFormat) -> Steps[None]:
+        """Calls or one tagged answer, and nothing else."""
         reader, calls = self._reader, format.calls[0]
-        choice = yield from reader.choose([calls.begin, *(frame.open for frame in format.answer_tags)])
+        choice = yield from reader.choose([calls.begin, *(tags.open for tags in format.answer_tags)])
         if choice is None:
             yield from reader.wrong("the output is neither a call nor an answer of its format")
         elif choice == 0:
@@ -145,20 +146,20 @@ class OutputParser:
         """Text, with blocks in it wherever their markers stand."""
         spec, blocks, until = self._spec, self._blocks, self._reader.until
         thinking = {format.reasoning_tags.open.strip(): format.reasoning_tags} if format.reasoning_tags else {}
-        text = {} if format.grammar_only else {frame.open: frame for frame in format.answer_tags}
+        text = {} if format.grammar_only else {tags.open: tags for tags in format.answer_tags}
         calls: dict[str, list[ToolCallFormat]] = {}
         for each in format.calls if spec.calls != "ignored" and not format.grammar_only else ():
             if not each.only_at_start:
                 calls.setdefault(each.marker, []).append(each)
         # A JSON answer may look like a call without being one.
-        bare = (
+        untagged = (
             [each for each in format.calls if each.untagged_call] if spec.calls == "allowed" and not spec.json else []
         )
-        braces = ["{"] if bare else []
+        braces = ["{"] if untagged else []
         markers = [*thinking, *text, *calls, *format.ignored_markers, *braces]
         while (marker := (yield from until(markers, blocks.say_text))) is not None:
             if marker in braces:
-                yield from self._bare(bare[0], marker)
+                yield from self._untagged(untagged[0], marker)
             elif marker in thinking:
                 yield from self._thinking(thinking[marker])
             elif marker in text:
@@ -174,20 +175,20 @@ class OutputParser:
                 yield from self._marked(calls[marker], marker)
         blocks.end_text()
 
-    def _marked(self, spellings: Sequence[ToolCallFormat], marker: str) -> Steps[None]:
-        """Calls in one of the spellings that begin with this marker, which has been read; or the marker is text."""
-        for calls in spellings:
+    def _marked(self, formats: Sequence[ToolCallFormat], marker: str) -> Steps[None]:
+        """Calls in one of the formats that begin with this marker, which has been read; or the marker is text."""
+        for calls in formats:
             if (yield from self._recognised(calls, marker)):
                 if self._spec.calls != "allowed":
                     raise _ForbiddenCall
                 yield from self._section(calls)
                 return
         if self._spec.calls == "allowed" and not self._spec.format.always_tagged:
-            yield from self._section(spellings[0])  # which will say what is wrong
+            yield from self._section(formats[0])  # which will say what is wrong
         else:
             self._blocks.say_text(marker)
 
-    def _bare(self, calls: ToolCallFormat, marker: str) -> Steps[None]:
+    def _untagged(self, calls: ToolCallFormat, marker: str) -> Steps[None]:
         """A call without its markers where a whole one to an offered tool stands, else text; `marker` has been read."""
         self._reader.at -= len(marker)
         call = yield from self._reader.tried(self._whole_call(calls))
@@ -212,9 +213,9 @@ class OutputParser:
             raise MalformedOutput("the arguments of a call are not JSON")
         return name[0], text
 
-    def _thinking(self, frame: Tags) -> Steps[None]:
+    def _thinking(self, tags: Tags) -> Steps[None]:
         self._blocks.cut()
-        begin, close = self._reader.place, frame.close.strip()
+        begin, close = self._reader.place, tags.close.strip()
         self.thoughts.append((begin, None))
         if (yield from self._reader.until([close], self._blocks.say_thinking)) is not None:
             self.thoughts[-1] = begin, self._reader.place - len(close)
@@ -249,8 +250,8 @@ class OutputParser:
         emit: Callable[[str], None],
         end: str = "",
     ) -> Steps[str]:
-        """One call: `begin` takes its name, `emit` its arguments as JSON; `end` is what follows where it is the only
-        one. Returns its id, where it has one."""
+        """One call: `begin` takes its name, `emit` its arguments as JSON; `end` is the literal behind it where it is
+        the only one. Returns its id, where it has one."""
         reader = self._reader
         types: Types = {}
         name = id = ""
@@ -278,9 +279,9 @@ class OutputParser:
         yield from self._reader.expect(literal, "a call is not written as its format has it")
 
     def _recognised(self, calls: ToolCallFormat, behind: str = "") -> Steps[bool]:
-        """Whether a call begins here, as far as its arguments; reads nothing. Where tools are offered, to one of them.
+        """True where a call begins here, to an offered tool where there are any. Reads nothing.
 
-        `behind`: what of it has been read. What is cut short before the arguments is no call.
+        `behind`: the part of it that has been read. Text cut short before the arguments is no call.
         """
         reader = self._reader
         while True:
@@ -291,7 +292,7 @@ class OutputParser:
 
 
 def _call_stands(text: str, calls: ToolCallFormat, tools: Mapping[str, Types]) -> bool | None:
-    """Whether the text begins with a call, as far as the beginning of its arguments. None: more text must tell."""
+    """True where the text begins with a call, as far as the beginning of its arguments. None: more text must tell."""
     at = 0
     for index, part in enumerate(calls.opening):
         if part is ARGUMENTS:

@@ -82,7 +82,7 @@ class HelperPool:
         self._helpers.clear()
 
     async def inspect(self, model_path: str, settings: ChatSettings) -> Capabilities:
-        """What the model can do. The other helpers get ready for it too, when they are idle. Raises WireError."""
+        """The capabilities of a model. The other helpers get ready for it too, when they are idle. Raises WireError."""
         model = (model_path, settings)
         helper = await self._next_idle()
         capabilities: Capabilities = await self._ask(helper, "inspect", *model)
@@ -99,7 +99,7 @@ class HelperPool:
         return prepared
 
     async def check_tools(self, tools: Sequence[Tool], scope: str) -> None:
-        """Whether the schemas of tools are well-formed. Raises WireError naming tool, path and keyword."""
+        """Check that the schemas of tools are well-formed. Raises WireError naming tool, path and keyword."""
         await self._request("check_tools", tools, scope=scope)
 
     async def validate(self, tool: Tool, arguments: Mapping[str, Any], scope: str = "") -> None:
@@ -111,7 +111,7 @@ class HelperPool:
         await self._request("validate_answer", schema, answer, scope=scope)
 
     async def grammar(self, schema: Mapping[str, Any]) -> CompiledSchema:
-        """What a tool's schema becomes. Raises WireError, with `path` and `keyword` where they are known."""
+        """The grammar of a tool's schema. Raises WireError, with `path` and `keyword` where they are known."""
         grammar: CompiledSchema = await self._request("grammar", schema)
         return grammar
 
@@ -148,7 +148,7 @@ class HelperPool:
                 self._set_to(helper, object(), "inspect", *missing, done=partial(self._forget_failed, missing))
 
     def _forget_failed(self, model: ModelKey, work: asyncio.Future[Any]) -> None:
-        """What has cost a helper is not tried on the next one."""
+        """Forget a model that has cost a helper: it is not tried on the next one."""
         if work.cancelled() or work.exception() is not None:
             self._met.pop(model, None)
 

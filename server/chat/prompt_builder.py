@@ -163,7 +163,7 @@ class PromptBuilder:
             single=isinstance(choice, NamedTool) or not conversation.parallel,
             answer=answer,
             tokens=self.tokens,
-            lead=opening,
+            prompt_opening=opening,
         )
 
     def _parser(
@@ -180,7 +180,7 @@ class PromptBuilder:
 
     def _to_validate(self, conversation: PromptRequest, tools: Mapping[str, ToolArguments]) -> frozenset[str]:
         """The tools whose completed arguments the grammar alone does not hold to their schema."""
-        # Text may run into a call that no grammar has seen: of a tagged format, or without its markers.
+        # Text may part into a call that no grammar has seen: of a tagged format, or without its markers.
         unseen = self.format.always_tagged or (
             conversation.tool_choice == "auto" and any(calls.untagged_call for calls in self.format.calls)
         )
@@ -208,7 +208,7 @@ class PromptBuilder:
         # Of the whole conversation: the prompts of its earlier turns begin with it too.
         joined = joined_system(conversation, settings, self.template_capabilities)
 
-        def write(messages: Sequence[Message], ids: Mapping[str, str], stand_in: Sentinel | None) -> ProvenanceStr:
+        def write(messages: Sequence[Message], ids: Mapping[str, str], sentinel: Sentinel | None) -> ProvenanceStr:
             part = replace(conversation, messages=tuple(messages))
             return write_prompt(
                 self.template,
@@ -218,7 +218,7 @@ class PromptBuilder:
                 options,
                 joined=joined,
                 ids=ids,
-                stand_in=stand_in,
+                sentinel=sentinel,
             )
 
         return write

@@ -1,6 +1,6 @@
-"""Reading an output that is still coming: literals, words, and text up to a marker.
+"""A reader of output that is still coming: literals, words, and text up to a marker.
 
-Every step is a coroutine that pauses where it needs text that has not come yet. What it returns does not depend on
+Every step is a coroutine that pauses where it needs text that has not come yet. Its result does not depend on
 how the text was cut into pieces.
 """
 
@@ -50,6 +50,7 @@ class Reader:
         return self._dropped + self.at
 
     def feed(self, text: str) -> None:
+        """More text has come."""
         done = self.at if self._kept is None else self._kept
         self.buffer = self.buffer[done:] + text
         self.at -= done
@@ -57,7 +58,7 @@ class Reader:
         self._kept = None if self._kept is None else 0
 
     def tried(self, steps: Steps[T]) -> Steps[T | None]:
-        """What these steps return; where they fail it is None, and nothing has been read."""
+        """The result of these steps; None where they fail, and nothing has been read then."""
         self._kept = self.at
         try:
             return (yield from steps)
@@ -193,7 +194,10 @@ def _spaced(literal: str) -> re.Pattern[str]:
 
 
 def walk(text: str, at: int, literal: str) -> tuple[bool, int]:
-    """How far `literal` goes along `text`, white space aside, and whether to its end."""
+    """Match `literal` along `text`, white space aside.
+
+    Returns true where all of it stands there, and the position up to which it does.
+    """
     found = _spaced(literal).match(text, at)
     assert found is not None
     if found.lastindex:

@@ -1,4 +1,4 @@
-"""What chat is asked and what it answers: plain, picklable values."""
+"""Requests to chat and their results: plain, picklable values."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PromptRequest:
     allowed_tools: frozenset[str] | None = None
     """The tools that may be called, where not all that are described may."""
     parallel: bool = True
-    """Whether a turn may hold more than one call."""
+    """A turn may hold more than one call."""
     stop: tuple[str, ...] = ()
     """Texts that end the answer."""
     kept_tokens: Mapping[int, array[int]] = field(default_factory=dict, repr=False)
@@ -43,13 +43,13 @@ class PromptRequest:
     restarted: frozenset[int] = frozenset()
     """Turns whose tokens were another model's: from these the conversation goes on in a new context."""
     lenient: bool = False
-    """Whether what the template or the model cannot take as it stands is carried as nearly as can be, not refused: a
+    """Messages that the template or the model cannot take as they stand are carried as nearly as can be, not refused: a
     later system message as a user's turn, a loop of calls without its reasoning. For callers who only repeat their
     history, which they cannot mend."""
     names: Sequence[str] = ()
-    """What the caller knows each message by, where that is not its index."""
+    """The caller's name of each message, where that is not its index."""
     scope: str = ""
-    """Whose it is, as `engine.messages.Job.scope` says it: what is kept of its schemas is found there alone."""
+    """Its owner, as `EngineRequest.cache_salt`: compiled schemas are kept for, and found by, the same scope alone."""
 
     def name(self, index: int) -> str:
         """The message at this index, for an error."""
@@ -58,7 +58,7 @@ class PromptRequest:
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
-    """What the images of one request may ask for; what is over is refused, never scaled or cut."""
+    """Limits of the images of one request; whatever is over them is refused, never scaled or cut."""
 
     pixels: int = 2**25
     """Of all of them together."""
@@ -68,7 +68,7 @@ class ImageLimits:
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """What the owner sets for a connection's conversations. None: as the model's file and template have it."""
+    """The owner's settings for a connection's conversations. None: as the model's file and template have it."""
 
     template: str | None = None
     """Takes the place of the model's own chat template."""
@@ -84,7 +84,7 @@ class ChatSettings:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a model with its template can do."""
+    """Capabilities of a model with its template."""
 
     images: bool
     json: bool
@@ -104,9 +104,9 @@ class Capabilities:
 class PreparedPrompt:
     """A conversation ready for the engine.
 
-    `tokens` is the whole prompt's text, and `pictures` its images, each with the offset in `tokens` before which it
-    stands (`engine.messages.Job`); `places` are the fields that those come from. `checked_tools` are those whose
-    grammar leaves something to check on the completed arguments (`HelperPool.validate`); `checked_answer` says so of
+    `tokens` is the whole prompt's text, and `images` its images, each with the offset in `tokens` before which it
+    stands (`EngineRequest.images`); `places` are the fields that those come from. `tools_to_validate` are those whose
+    grammar leaves something to check on the completed arguments (`HelperPool.validate`); `validate_answer` says so of
     the answer's schema (`HelperPool.validate_answer`).
     """
 
@@ -120,7 +120,7 @@ class PreparedPrompt:
     images: tuple[tuple[int, RgbImage], ...] = ()
     places: tuple[str, ...] = ()
     replayed: frozenset[int] = frozenset()
-    """Which of the conversation's `turns` stand in the prompt as their tokens."""
+    """The turns of `PromptRequest.kept_tokens` that stand in the prompt as their tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ LOOPS: dict[str, tuple[tuple[Message, ...], tuple[int, ...], tuple[str, ...]]] =
 def model_of(vocab: Vocab, source: str) -> PromptBuilder:
     model = PromptBuilder(vocab, source)
     replay = TurnReplay(
-        model.format, (*ENDS, *(vocab.text(token) for token in vocab.eog)), model._detokenize, model._lead
+        model.format, (*ENDS, *(vocab.text(token) for token in vocab.eog)), model._detokenize, model._opening
     )
     model.__dict__["replay"] = replay
     return model
@@ -83,7 +83,7 @@ def model_of(vocab: Vocab, source: str) -> PromptBuilder:
 def runs_of(
     model: PromptBuilder, messages: tuple[Message, ...], turns: dict[int, array[int]]
 ) -> tuple[list[PromptPart], Any]:
-    return model._runs(PromptRequest(messages, (TOOL,), "auto", kept_tokens=turns), ChatSettings())
+    return model._parts(PromptRequest(messages, (TOOL,), "auto", kept_tokens=turns), ChatSettings())
 
 
 @pytest.mark.parametrize("loop", LOOPS)

@@ -1,6 +1,6 @@
-"""The formats this server knows, a module each, and how a template is recognised as one of them.
+"""Chat formats of model families, a module each, and their recognition by a template.
 
-A module here defines `FORMATS`, a tuple of `Format`. Nothing else needs to know of it.
+A module here defines `FORMATS`, a tuple of `ChatFormat`. Nothing else needs to know of it.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def recognise(source: str, sample: str) -> ChatFormat:
 
 
 def matching(text: str) -> list[ChatFormat]:
-    """Every format whose signs the source bears; more than one would be a fault of their descriptions."""
+    """Every format whose markers stand in the text; more than one would be a fault of their descriptions."""
     return [
         format
         for format in FORMATS.values()
-        if any(all(sign in text for sign in signs) for signs in format.template_markers)
-        and not any(sign in text for sign in format.excluded_markers)
+        if any(all(marker in text for marker in markers) for markers in format.template_markers)
+        and not any(marker in text for marker in format.excluded_markers)
     ]

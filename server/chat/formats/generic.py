@@ -19,5 +19,5 @@ FORMAT = ChatFormat(
             end="]}",
         ),
     ),
-    answer_tags=(Tags('{"response": ', "}", json=True),),
+    answer_tags=(Tags('{"response": ', "}"),),
 )

@@ -18,7 +18,7 @@ MOST_CALLS = 8
 
 
 class CallField(Enum):
-    """A place in a call that the model fills."""
+    """A field in a call that the model fills."""
 
     NAME = "name"
     ID = "id"
@@ -29,32 +29,33 @@ class CallField(Enum):
 
 NAME, ID, ARGUMENTS, NAME_AGAIN = CallField
 
-JSON = JsonArguments()
+_JSON = JsonArguments()
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFormat:
-    """`begin` call (`between` call)* `end`; `call` is one call as literals and slots.
+    """One way to write calls: `begin` call (`between` call)* `end`; `call` is one call as literals and fields.
 
-    `anchored`: the first literal is common text (a brace), so calls are recognised only where the output starts with
-    one. `bare`: a call without its markers; outside of them such a call, whole and to an offered tool, is a call, and
-    text otherwise. `most` bounds how many calls the grammar lets a model write in one turn, which ends behind the last.
+    `only_at_start`: the first literal is common text (a brace), so calls are recognised only where the output starts
+    with one. `untagged_call`: a call without its markers; outside of them such a call, whole and to an offered tool, is
+    a call, and text otherwise. `max_calls` bounds the calls that the grammar lets a model write in one turn, which ends
+    behind the last.
     """
 
     call: tuple[str | CallField, ...]
     begin: str = ""
     between: str = ""
     end: str = ""
-    syntax: ArgumentSyntax = JSON
+    syntax: ArgumentSyntax = _JSON
     id: str = "[a-zA-Z0-9]{9}"
-    """What fills the `ID` slot, in GBNF."""
+    """The `ID` field, in GBNF."""
     untagged_call: tuple[str | CallField, ...] = ()
     only_at_start: bool = False
     max_calls: int = MOST_CALLS
 
     @property
     def opening(self) -> tuple[str | CallField, ...]:
-        """What a turn's first call looks like, from its marker on."""
+        """A turn's first call, from its marker on."""
         return (self.begin, *self.call) if self.begin else self.call
 
     @property
@@ -65,11 +66,10 @@ class ToolCallFormat:
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """Text between two markers. `json`: written as a JSON string (or as the JSON object that was asked for)."""
+    """Text between two markers."""
 
     open: str
     close: str
-    json: bool = False
 
 
 THINK = Tags("<think>", "</think>")
@@ -77,21 +77,21 @@ THINK = Tags("<think>", "</think>")
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """One family's way to write.
+    """The format in which one family of models writes.
 
-    A template is of this format where it, together with a sample of what it renders, contains all strings of one of
-    the `signs` and none of `unlike`. `calls` are spellings of the calls: the first is the one we ask for, the others
-    are what the family's models also write.
+    A template is of this format where it, together with a sample of its prompts, contains all strings of one of the
+    `template_markers` and none of `excluded_markers`. The first of `calls` is the way that is asked for; the family's
+    models also write the others.
 
-    `forced`: models do not know this format; only the grammar makes them write it, framed from the first character
-    on, and where nothing constrains them they write plain text. `framed`: its models do, too, of themselves. `noise`
-    are markers that carry nothing. `next`: what stands between a finished block and the following one. `lead`: where
-    the prompt ends in this text, the output is read as if it began with it. `own_space`: white space between visible
-    text and the markers of frames and calls is the text's own; in other formats it is there for the markers' sake.
+    `grammar_only`: models do not know this format; only the grammar makes them write it, tagged from the first
+    character on, and where nothing constrains them they write plain text. `always_tagged`: its models tag all output of
+    themselves. `ignored_markers` carry nothing. `separator` stands between a finished block and the following one.
+    `prompt_opening`: where the prompt ends in this text, the output is read as if it began with it. `own_space`: white
+    space between visible text and the markers of tags and calls is the text's own; in other formats it is the markers'.
 
-    `wants_thinking`: within a loop of tool calls its models expect their own reasoning back, which the wire cannot
-    carry. `ids`: the shape of call ids in a history, with `{name}`, `{index}` (within the conversation) and `{short}`
-    (nine letters and digits); empty: any id will do.
+    `needs_reasoning_history`: within a loop of tool calls its models expect their own reasoning back, which the wire
+    cannot carry. `id_template`: the shape of call ids in a history, with `{name}`, `{index}` (within the conversation)
+    and `{short}` (nine letters and digits); empty: any id will do.
     """
 
     name: str
@@ -112,8 +112,8 @@ class ChatFormat:
     @property
     def markers(self) -> frozenset[str]:
         """Every literal by which the format may need a control token."""
-        frames = [*self.answer_tags, *([self.reasoning_tags] if self.reasoning_tags else [])]
-        texts = [text for frame in frames for text in (frame.open, frame.close)] + [
+        tags = [*self.answer_tags, *([self.reasoning_tags] if self.reasoning_tags else [])]
+        texts = [text for each in tags for text in (each.open, each.close)] + [
             *self.ignored_markers,
             self.separator,
             self.prompt_opening,

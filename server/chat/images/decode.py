@@ -1,7 +1,7 @@
-"""Image parts to pixels, as a projector takes them: 8-bit RGB, the right way up, nothing transparent.
+"""Decoding of image parts to pixels as a projector takes them: 8-bit RGB, upright, nothing transparent.
 
-Runs in a helper process. Pillow decodes only what `container` has read and found within the limits; its own guard
-against decompression bombs stands behind them.
+Runs in a helper process. Pillow decodes only files whose header has been read and found within the limits; its own
+guard against decompression bombs stands behind them.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What turns a picture of each Exif orientation upright."""
+"""The transposition that turns an image of each Exif orientation upright."""
 
 
 def decode(images: Sequence[tuple[str, ImagePart]], limits: ImageLimits) -> list[RgbImage]:
-    """The pictures of image parts, each given with the field it stands in.
+    """The pixels of image parts, each given with the field it stands in.
 
     Raises WireError: `invalid-request` where one is not what it is declared to be or cannot be decoded, and
     `quota-exceeded` where it is over a limit. All limits are checked before the first is decoded.
@@ -49,7 +49,7 @@ def decode(images: Sequence[tuple[str, ImagePart]], limits: ImageLimits) -> list
     containers = [(at, part.mime_type, _read(at, part, limits)) for at, part in images]
     if sum(container.width * container.height for _, _, container in containers) > limits.pixels:
         raise WireError("quota-exceeded", f"the images have more than {limits.pixels} pixels", reason="images")
-    return [_picture(at, _FORMATS[mime_type], container, limits) for at, mime_type, container in containers]
+    return [_pixels(at, _FORMATS[mime_type], container, limits) for at, mime_type, container in containers]
 
 
 def _read(at: str, part: ImagePart, limits: ImageLimits) -> ImageHeader:
@@ -65,7 +65,7 @@ def _read(at: str, part: ImagePart, limits: ImageLimits) -> ImageHeader:
     return container
 
 
-def _picture(at: str, format: str, container: ImageHeader, limits: ImageLimits) -> RgbImage:
+def _pixels(at: str, format: str, container: ImageHeader, limits: ImageLimits) -> RgbImage:
     Image.MAX_IMAGE_PIXELS = limits.pixels
     try:
         with warnings.catch_warnings():

@@ -1,7 +1,7 @@
-"""What an image file says of itself before anything of it is decoded: PNG, JPEG and WebP.
+"""Headers of image files, read before anything is decoded: PNG, JPEG and WebP.
 
-Headers alone are read: the size, how many frames there are, which way up the picture belongs. What a decoder needs is
-kept, everything else (EXIF, XMP, colour profiles, comments, thumbnails) left out, so that no metadata reaches it.
+They tell the size, the number of frames, and the side on which the image stands. The parts that a decoder needs are
+kept, all others (EXIF, XMP, colour profiles, comments, thumbnails) left out, so that no metadata reaches it.
 
 Sources: Portable Network Graphics, third edition (W3C); JPEG, ITU-T T.81, annex B; WebP Container Specification
 (RFC 9649); Exif 2.3, "Orientation", over TIFF 6.0.

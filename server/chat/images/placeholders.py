@@ -1,8 +1,8 @@
-"""The places of images in a conversation, and in the prompt that a template makes of it.
+"""Placeholders of images: characters in a conversation, found again in the prompt that a template makes of it.
 
 While a template runs, a media character stands in the text for each image, as llama.cpp's server puts a marker there:
 templates never see an image. What a model wants around one (`<start_of_image>`, `<|vision_start|>` …) its projector
-adds, so what templates would write for an image item of their own would stand twice.
+adds; the text that a template writes around an image item of its own would stand twice.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ _CALLED: dict[Role, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ImagePlaceholder:
+    """One image of a conversation."""
+
     part: ImagePart
     at: str
     """The field it stands in."""
     role: Role
 
     def refused(self, why: str) -> WireError:
+        """The error that names the image's field and the role of its message."""
         return WireError("unsupported", f"{self.at}: {why} in {_CALLED[self.role]}")
 
 

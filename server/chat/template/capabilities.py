@@ -1,4 +1,4 @@
-"""What a template can carry, found by rendering small conversations and looking for their words in the prompt."""
+"""Capabilities of a chat template, found by rendering small conversations and looking for their words in the prompt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from server.chat.types import ChatSettings
 _NONE: Mapping[str, Any] = {}
 _THINKING = ChatSettings(thinking=True)
 _REASONINGS = ("reasoning_content", "reasoning", "thinking")
-"""What templates call the reasoning of an assistant's turn."""
+"""The members of a message that templates take an assistant's reasoning from."""
 _SYSTEM, _USER, _REPLY, _RESULT = "needlesystem", "needleuser", "needlereply", "needleresult"
 _TOOL, _KEY, _VALUE, _OTHER = "needletool", "needlekey", "needlevalue", "needleother"
 _BEFORE, _AFTER = "needlebefore", "needleafter"
@@ -33,7 +33,7 @@ _TOOLS = [
 
 @dataclass(frozen=True, slots=True)
 class TemplateCapabilities:
-    """What of a conversation reaches the prompt through a template."""
+    """The parts of a conversation that reach the prompt through a template."""
 
     needs_content_parts: bool
     """Content must be a list of typed parts: strings are lost or refused."""
@@ -61,7 +61,7 @@ class TemplateCapabilities:
     answered: bool
     """A user turn may follow results at once."""
     sample: str
-    """What the template makes of a catalogue, a call and its result."""
+    """The prompt of a catalogue, a call and its result."""
     reasoning: ReasoningSwitches = field(default_factory=ReasoningSwitches)
     """How it can be told to think."""
     replay: bool = False
@@ -73,9 +73,9 @@ class TemplateCapabilities:
 
 
 def detect_capabilities(template: Template) -> TemplateCapabilities:
-    """Renders until it knows. Raises `TemplateError` where the template renders no user turn at all."""
+    """The capabilities of a template. Raises `TemplateError` where the template renders no user turn at all."""
     probes = _Probes(template)
-    return probes.traits()
+    return probes.capabilities()
 
 
 class _Probes:
@@ -84,7 +84,7 @@ class _Probes:
         self._typed = False
         self._none: list[Any] | None = None
 
-    def traits(self) -> TemplateCapabilities:
+    def capabilities(self) -> TemplateCapabilities:
         for self._typed, self._none in ((False, None), (True, None), (False, []), (True, [])):
             if self.shows([self.turn("user", _USER)], _USER):
                 break
@@ -158,12 +158,12 @@ class _Probes:
         return turn("tool", text, typed=self._typed, tool_call_id=f"needle00{number}", name=_TOOL)
 
     def _written(self, called: Mapping[str, Any]) -> bool:
-        """Whether the call's arguments are rendered once, not as a JSON string inside JSON."""
+        """True where the call's arguments are rendered once, not as a JSON string inside JSON."""
         prompt = self.render([self.turn("user", _USER), called, self.result()], tools=True)
         return _VALUE in prompt and f'\\"{_KEY}' not in prompt
 
     def _keeps(self, messages: Sequence[Mapping[str, Any]], *, tools: bool = False) -> bool:
-        """Whether the image is written once, with its text around it."""
+        """True where the image is written once, with its text around it."""
         texts, order = self.render(messages, tools=tools).split_images()
         return order == [0] and texts[0].endswith(_BEFORE) and texts[1].startswith(_AFTER)
 
@@ -174,7 +174,7 @@ class _Probes:
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, tools: bool, options: Mapping[str, Any] = _NONE
     ) -> ProvenanceStr:
-        """What the template makes of this; nothing where it fails."""
+        """The template's prompt of this; empty where it fails."""
         try:
             return self._template.render(messages, tools=from_user(_TOOLS) if tools else self._none, **options)
         except TemplateError:

@@ -1,4 +1,4 @@
-"""From a conversation to the prompt: every message to the template's turns, and what a template lacks carried anyway.
+"""Messages as turns of a chat template: what it lacks is carried anyway, and its prompt written.
 
 Nothing is dropped but `thinking` parts, which the wire keeps from the model (NAP-LLM, "Schemas"). Text parts of a
 message are joined with nothing between them. Results stand in the order of their calls.
@@ -46,25 +46,25 @@ class _Turn:
 
 def write_prompt(
     template: Template,
-    traits: TemplateCapabilities,
+    capabilities: TemplateCapabilities,
     format: ChatFormat,
     conversation: PromptRequest,
     options: Mapping[str, Any] = _NONE,
     *,
     joined: Sequence[ProvenanceStr] = (),
     ids: Mapping[str, str] = _NONE,
-    stand_in: Sentinel | None = None,
+    sentinel: Sentinel | None = None,
 ) -> ProvenanceStr:
     """The prompt of this conversation; `options` are further variables of the template. Raises `TemplateError` where
     the template refuses it.
 
     `joined`: the texts that join the first system message, in place of the system messages behind it. `ids`: the
-    model's own ids of calls, by those of the conversation. With a `stand_in`, its words take the place of the turn at
+    model's own ids of calls, by those of the conversation. With a `sentinel`, its words take the place of the turn at
     its index.
     """
-    native = traits.tools and not format.grammar_only
-    writer = _Writer(traits, format, ids, stand_in)
-    write = partial(_write, template, conversation, options, traits, format, writer, joined)
+    native = capabilities.tools and not format.grammar_only
+    writer = _Writer(capabilities, format, ids, sentinel)
+    write = partial(_write, template, conversation, options, capabilities, format, writer, joined)
     try:
         return write(native=native)
     except TemplateError:
@@ -78,7 +78,7 @@ def _write(
     template: Template,
     conversation: PromptRequest,
     options: Mapping[str, Any],
-    traits: TemplateCapabilities,
+    capabilities: TemplateCapabilities,
     format: ChatFormat,
     writer: _Writer,
     joined: Sequence[ProvenanceStr],
@@ -87,20 +87,20 @@ def _write(
 ) -> ProvenanceStr:
     turns = list(writer.turns(conversation.messages))
     if joined:
-        turns = _joined(joined, turns, traits)
+        turns = _joined(joined, turns, capabilities)
     if conversation.tools and not native:
         turns = _with_system(_catalogue(format, conversation), turns)
-    tools: Any = [] if traits.no_tools == "empty" else None
+    tools: Any = [] if capabilities.no_tools == "empty" else None
     if conversation.tools and native:
         tools = from_user([_described(tool) for tool in conversation.tools])
     hidden = _hidden(format)
     messages = []
-    for given in _placed(turns, traits):
+    for given in _placed(turns, capabilities):
         text = given.text
         if given.role == "assistant":
             for marker, character in hidden.items():
                 text = text.replace(marker, character)
-        messages.append(turn(given.role, text, typed=traits.needs_content_parts, **given.members))
+        messages.append(turn(given.role, text, typed=capabilities.needs_content_parts, **given.members))
     prompt: str = template.render(messages, tools=tools, **options)
     for marker, character in hidden.items():
         prompt = prompt.replace(character, ProvenanceStr(marker))
@@ -108,15 +108,16 @@ def _write(
 
 
 def _hidden(format: ChatFormat) -> dict[str, str]:
-    """Markers that templates look for in earlier answers, to drop the thinking or to refuse, and what stands for each
-    while the template runs. What we give holds no thinking: a marker in it is the answer's own words."""
-    frames = [*format.answer_tags, *([format.reasoning_tags] if format.reasoning_tags else [])]
-    markers = {"<think>", "</think>", *(text.strip() for frame in frames for text in (frame.open, frame.close))}
+    """Markers that templates look for in earlier answers, to drop the thinking or to refuse, and the character that
+    stands for each while the template runs. Answers given here hold no thinking: a marker in one is its own words."""
+    tags = [*format.answer_tags, *([format.reasoning_tags] if format.reasoning_tags else [])]
+    markers = {"<think>", "</think>", *(text.strip() for each in tags for text in (each.open, each.close))}
     found = sorted(filter(None, markers), key=len, reverse=True)
     return {marker: chr(_NONCHARACTERS + index) for index, marker in enumerate(found)}
 
 
 def text_of(message: Message) -> ProvenanceStr:
+    """A message's text parts, joined."""
     return join(part.text for part in message.content if isinstance(part, TextPart))
 
 
@@ -130,16 +131,16 @@ class _Writer:
 
     def __init__(
         self,
-        traits: TemplateCapabilities,
+        capabilities: TemplateCapabilities,
         format: ChatFormat,
         ids: Mapping[str, str] = _NONE,
-        stand_in: Sentinel | None = None,
+        sentinel: Sentinel | None = None,
     ) -> None:
-        self._traits = traits
+        self._capabilities = capabilities
         self._format = format
-        self._native = traits.arguments is not None and not format.grammar_only
+        self._native = capabilities.arguments is not None and not format.grammar_only
         self._ids = ids
-        self._stand_in = stand_in
+        self._sentinel = sentinel
         self._calls = 0
 
     def turns(self, messages: Sequence[Message]) -> Iterator[_Turn]:
@@ -147,23 +148,23 @@ class _Writer:
         at = 0
         while at < len(messages):
             message = messages[at]
-            stand_in = self._stand_in if self._stand_in is not None and self._stand_in.index == at else None
+            sentinel = self._sentinel if self._sentinel is not None and self._sentinel.index == at else None
             at += 1
             calls = [part for part in message.content if isinstance(part, ToolCallPart)]
-            if stand_in is not None:
-                message = replace(message, content=(TextPart("" if calls else stand_in.text),))
+            if sentinel is not None:
+                message = replace(message, content=(TextPart("" if calls else sentinel.text),))
             if not calls:
-                yield _Turn(message.role, text_of(message), alone=stand_in is not None)
+                yield _Turn(message.role, text_of(message), alone=sentinel is not None)
                 continue
             results = {result.tool_call_id or "": _result_text(result) for result in messages[at : at + len(calls)]}
             at += len(calls) if results else 0
             after = messages[at] if at < len(messages) else None
             native = self._native and self._carries(text_of(message))
-            answers = self._traits.results and native == self._native and not self._format.grammar_only
-            if answers and (self._traits.answered or not _is_user(after)):
-                yield from self._exchange(text_of(message), calls, results, stand_in, native=native)
+            answers = self._capabilities.results and native == self._native and not self._format.grammar_only
+            if answers and (self._capabilities.answered or not _is_user(after)):
+                yield from self._exchange(text_of(message), calls, results, sentinel, native=native)
                 continue
-            yield from self._exchange(text_of(message), calls, {}, stand_in, native=native and not results)
+            yield from self._exchange(text_of(message), calls, {}, sentinel, native=native and not results)
             if not results:
                 continue
             told: str = to_json(
@@ -175,27 +176,27 @@ class _Writer:
             yield _Turn("user", told)
 
     def _carries(self, text: str) -> bool:
-        """Whether text can stand with calls."""
-        return not text or self._traits.text_with_calls or self._traits.apart
+        """True where text can stand with calls."""
+        return not text or self._capabilities.text_with_calls or self._capabilities.apart
 
     def _exchange(
         self,
         text: str,
         calls: Sequence[ToolCallPart],
         results: Mapping[str, str],
-        stand_in: Sentinel | None,
+        sentinel: Sentinel | None,
         *,
         native: bool,
     ) -> Iterator[_Turn]:
         """An assistant's turn with calls, and the turns of their results where the template has such."""
         ids = [self._id(part) for part in calls]
-        if stand_in is not None:
+        if sentinel is not None:
             # One turn, as the model gave it: where a template takes no more than one call, one stands for all.
             called = list(zip(calls, ids, strict=True))
-            given = self._given({"value": stand_in.argument})
-            shown = called if self._traits.parallel else called[:1]
+            given = self._given({"value": sentinel.argument})
+            shown = called if self._capabilities.parallel else called[:1]
             members = {"tool_calls": [call(id, part.name, given) for part, id in shown]} if native else {}
-            yield _Turn("assistant", "" if native else stand_in.text, members, alone=True)
+            yield _Turn("assistant", "" if native else sentinel.text, members, alone=True)
             yield from self._results(called, results)
             return
         if not native:
@@ -204,10 +205,10 @@ class _Writer:
             yield _Turn("assistant", join([ProvenanceStr(f"{text}\n"), written]) if text else written)
             yield from self._results(zip(calls, ids, strict=True), results)
             return
-        if text and not self._traits.text_with_calls:
+        if text and not self._capabilities.text_with_calls:
             yield _Turn("assistant", text)
             text = ""
-        size = len(calls) if self._traits.parallel else 1
+        size = len(calls) if self._capabilities.parallel else 1
         for start in range(0, len(calls), size):
             group = list(zip(calls, ids, strict=True))[start : start + size]
             yield _Turn(
@@ -224,7 +225,7 @@ class _Writer:
                 yield _Turn("tool", results[part.tool_call_id], {"tool_call_id": id, "name": part.name})
 
     def _given(self, arguments: Mapping[str, Any]) -> Any:
-        return arguments if self._traits.arguments == "object" else to_json(arguments)
+        return arguments if self._capabilities.arguments == "object" else to_json(arguments)
 
     def _id(self, part: ToolCallPart) -> str:
         """The call's id in the shape of the format: the same on every replay, and another for every call."""
@@ -250,22 +251,22 @@ def _with_system(text: str, turns: list[_Turn]) -> list[_Turn]:
     return [_Turn("system", text), *turns]
 
 
-def _joined(texts: Sequence[ProvenanceStr], turns: Iterable[_Turn], traits: TemplateCapabilities) -> list[_Turn]:
+def _joined(texts: Sequence[ProvenanceStr], turns: Iterable[_Turn], capabilities: TemplateCapabilities) -> list[_Turn]:
     """The turns with these texts at their beginning, and no further system turn."""
     kept = [turn for index, turn in enumerate(turns) if turn.role != "system" or index == 0]
-    if traits.later_system == "none":
+    if capabilities.later_system == "none":
         return _with_system(_paragraphs(texts), kept)
     # The template joins them in its own way.
     first = [turn for turn in kept[:1] if turn.role == "system"]
     return [*first, *(_Turn("system", text) for text in texts), *kept[len(first) :]]
 
 
-def _placed(turns: Iterable[_Turn], traits: TemplateCapabilities) -> list[_Turn]:
+def _placed(turns: Iterable[_Turn], capabilities: TemplateCapabilities) -> list[_Turn]:
     """The turns where the template can take them: a system turn it refuses opens the next user turn."""
     placed: list[_Turn] = []
     waiting: list[str] = []
     for index, given in enumerate(turns):
-        if given.role == "system" and not (traits.system if index == 0 else traits.later_system != "none"):
+        if given.role == "system" and not (capabilities.system if index == 0 else capabilities.later_system != "none"):
             waiting.append(given.text)
             continue
         if waiting and given.role == "user":
@@ -276,7 +277,7 @@ def _placed(turns: Iterable[_Turn], traits: TemplateCapabilities) -> list[_Turn]
         placed.append(given)
     if waiting:
         placed.append(_Turn("user", _paragraphs(waiting)))
-    return placed if traits.consecutive_users else _alternating(placed)
+    return placed if capabilities.consecutive_users else _alternating(placed)
 
 
 def _alternating(turns: Iterable[_Turn]) -> list[_Turn]:

@@ -1,7 +1,7 @@
-"""Strings that remember which of their characters the template wrote.
+"""Strings with the provenance of each character: written by the template, or come with the conversation.
 
-A chat template is rendered over `Text` values. Characters written by the template itself are *control*: they may
-become control tokens. Characters that came in with the conversation are *content* and never may. Every string
+A chat template is rendered over `ProvenanceStr` values. Characters written by the template itself are *control*: they
+may become control tokens. Characters that came in with the conversation are *content* and never may. Every string
 operation a template can use keeps the two apart; one that is not covered here returns an ordinary `str`, and an
 ordinary `str` counts as content, so that a gap can only ever cost a control token, never grant one.
 
@@ -138,7 +138,7 @@ class ProvenanceStr(str):
         return found
 
     def is_from_template(self) -> bool:
-        """Whether the template wrote every character."""
+        """True where the template wrote every character."""
         return self._mask.count(_CONTROL) == len(self)
 
     def split_images(self) -> tuple[list[ProvenanceStr], list[int]]:

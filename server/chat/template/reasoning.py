@@ -1,4 +1,4 @@
-"""How a model reasons, as its connection is set: what of it a template can be told.
+"""Reasoning switches of a template: the variables by which thinking and its effort are set.
 
 A template that has no such switch or effort is rendered without.
 """
@@ -31,7 +31,7 @@ _EFFORTS = ("reasoning_effort", "thinking_effort", "reasoning_strength")
 
 @dataclass(frozen=True, slots=True)
 class ReasoningSwitches:
-    """What a template can be told about reasoning."""
+    """The variables of one template that bear on reasoning."""
 
     switch: tuple[str, Any, Any] | None = None
     """The variable that switches thinking, and its values for on and off."""
@@ -43,12 +43,12 @@ class ReasoningSwitches:
     """The model thinks where the template is told nothing."""
 
     def thinks(self, settings: ChatSettings) -> bool:
-        """Whether these settings leave a model that can think to do so."""
+        """True where these settings let a model think that can."""
         return self.unasked if self.switch is None or settings.thinking is None else settings.thinking
 
     def options(self, settings: ChatSettings) -> Mapping[str, Any]:
-        """The template's variables for these settings. What an effort means where thinking is off is the template's
-        affair."""
+        """The template's variables for these settings. The meaning of an effort where thinking is off is
+        the template's affair."""
         options: dict[str, Any] = {}
         if self.switch is not None and settings.thinking is not None:
             name, on, off = self.switch
@@ -59,7 +59,10 @@ class ReasoningSwitches:
 
 
 def find_control(render: Callable[[Mapping[str, Any]], str]) -> ReasoningSwitches:
-    """Renders with each variable and looks whether the prompt changes. `render` gives nothing where that fails."""
+    """The switches found by rendering with each variable and looking for a change of the prompt.
+
+    `render` gives an empty text where it fails.
+    """
     found, unasked = None, True
     for name, on, off in _SWITCHES:
         prompts = render({name: on}), render({name: off})

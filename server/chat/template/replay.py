@@ -1,8 +1,8 @@
-"""Earlier turns put back as the very tokens that the model gave, with the thinking that the wire's messages lack.
+"""Replay of earlier turns as the very tokens that the model gave, with the thinking that the wire's messages lack.
 
-A prompt is then runs of text with such turns between them. Before the first stands what was the prompt of that turn.
-Behind each stands what the template writes after it: found by rendering the conversation with a stand-in for the turn,
-whose words nobody else can know, and taking what follows those.
+A prompt is then parts of text with such turns between them. Before the first stands the prompt of that turn. Behind
+each stands the text that the template writes after it: found by rendering the conversation with a sentinel for the
+turn, whose words nobody else can know, and taking the text behind those.
 """
 
 from __future__ import annotations
@@ -47,9 +47,12 @@ class _Lost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TurnReplay:
-    """Writes prompts for one model. `ends`: the texts of the tokens that end a generation, by one of which its template
-    ends a turn of calls, or none where it does not; `said`: the text of tokens; `lead`: what of a prompt's end belongs
-    to the output."""
+    """Prompts with replayed turns, for one model.
+
+    `eog_texts`: the texts of the tokens that end a generation, by one of which its template ends a turn of calls; none
+    where it does not. `detokenize`: the text of tokens. `prompt_opening`: the part of a prompt's end that belongs to
+    the output.
+    """
 
     format: ChatFormat
     eog_texts: Sequence[str]
@@ -59,8 +62,10 @@ class TurnReplay:
     def write(
         self, write: Write, messages: Sequence[Message], turns: Mapping[int, array[int]]
     ) -> tuple[list[PromptPart], frozenset[int]]:
-        """The prompt, and which of the turns stand in it as tokens: those whose place is found. The others are written
-        as the template writes them. Raises `TemplateError` where it refuses the conversation."""
+        """The prompt, and the turns that stand in it as tokens: those whose place is found.
+
+        The others are written as the template writes them. Raises `TemplateError` where it refuses the conversation.
+        """
         kept = dict(turns)
         while kept:
             try:
@@ -76,51 +81,51 @@ class TurnReplay:
             before = write(messages[:first], ids, None)
         except TemplateError:
             raise _Lost(first) from None
-        runs: list[PromptPart] = [before]
+        parts: list[PromptPart] = [before]
         for index, end in zip((first, *others), (*others, len(messages)), strict=True):
-            said = self.detokenize(turns[index])
-            ids |= self._ids(messages[index], said, self.prompt_opening(before))
-            stand_in = Sentinel(index)
+            text = self.detokenize(turns[index])
+            ids |= self._ids(messages[index], text, self.prompt_opening(before))
+            sentinel = Sentinel(index)
             try:
-                prompt = write(messages[:end], ids, stand_in)
+                prompt = write(messages[:end], ids, sentinel)
             except TemplateError:
                 raise _Lost(index) from None
-            rest = self._following(prompt, stand_in, said)
+            rest = self._following(prompt, sentinel, text)
             if rest is None:
                 raise _Lost(index)
-            runs += [turns[index], rest]
+            parts += [turns[index], rest]
             before = rest
-        return runs
+        return parts
 
-    def _following(self, prompt: ProvenanceStr, stand_in: Sentinel, said: str) -> ProvenanceStr | None:
-        """What the template writes after the stand-in's turn; None where that cannot be told."""
-        if prompt.count(stand_in.text) == 1:
-            rest = prompt[prompt.find(stand_in.text) + len(stand_in.text) :]
-            return self._without_close(rest, said)
-        at = prompt.rfind(stand_in.argument)
+    def _following(self, prompt: ProvenanceStr, sentinel: Sentinel, text: str) -> ProvenanceStr | None:
+        """The text that the template writes after the sentinel's turn; None where that cannot be told."""
+        if prompt.count(sentinel.text) == 1:
+            rest = prompt[prompt.find(sentinel.text) + len(sentinel.text) :]
+            return self._without_close(rest, text)
+        at = prompt.rfind(sentinel.argument)
         if at < 0:
             return None
         # What follows the arguments is still the calls' own, up to the token that ends the turn.
         ends = [end for text in self.eog_texts if (end := _find_control(prompt, text, at)) >= 0]
         return prompt[min(ends) :] if ends else None
 
-    def _without_close(self, rest: ProvenanceStr, said: str) -> ProvenanceStr:
-        """A model that frames its answer has closed the frame itself."""
-        for frame in self.format.answer_tags:
-            close = frame.close.strip()
-            if close and said.rstrip().endswith(close) and rest.lstrip().startswith(close):
+    def _without_close(self, rest: ProvenanceStr, text: str) -> ProvenanceStr:
+        """The text without a closing tag that the model has written itself."""
+        for tags in self.format.answer_tags:
+            close = tags.close.strip()
+            if close and text.rstrip().endswith(close) and rest.lstrip().startswith(close):
                 return rest.lstrip()[len(close) :]
         return rest
 
-    def _ids(self, message: Message, said: str, lead: str) -> dict[str, str]:
+    def _ids(self, message: Message, text: str, opening: str) -> dict[str, str]:
         """The ids that the model itself gave to the calls of this turn, by those of the message."""
         given = [part for part in message.content if isinstance(part, ToolCallPart)]
         if not given or not any(ID in calls.call for calls in self.format.calls):
             return {}
         tools: dict[str, Types] = {part.name: {None: ANY_TYPE} for part in given}
-        parser = make_parser(ParserSpec(self.format, "allowed", tools, prompt_opening=lead))
+        parser = make_parser(ParserSpec(self.format, "allowed", tools, prompt_opening=opening))
         try:
-            parser.feed(said)
+            parser.feed(text)
             parser.finish("stop")
         except MalformedOutput:
             return {}
@@ -129,13 +134,13 @@ class TurnReplay:
         return {part.tool_call_id: id for part, id in zip(given, parser.ids, strict=True) if id}
 
 
-def last_text(runs: Iterable[PromptPart]) -> ProvenanceStr:
+def last_text(parts: Iterable[PromptPart]) -> ProvenanceStr:
     """The prompt's end, which is always text."""
-    return [run for run in runs if isinstance(run, ProvenanceStr)][-1]
+    return [part for part in parts if isinstance(part, ProvenanceStr)][-1]
 
 
 def _find_control(prompt: ProvenanceStr, text: str, at: int) -> int:
-    """Where the template itself writes this text, from `at` on; -1: nowhere."""
+    """The position, from `at` on, at which the template itself writes this text; -1: nowhere."""
     while (at := prompt.find(text, at)) >= 0:
         if prompt[at : at + len(text)].is_from_template():
             return at

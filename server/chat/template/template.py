@@ -2,8 +2,8 @@
 
 Rendered as Transformers does (`apply_chat_template`; llama.cpp follows it): an immutable sandbox, `trim_blocks` and
 `lstrip_blocks`, loop controls, `{% generation %}`, `tojson`, `strftime_now`, `raise_exception`, `bos_token` and
-`eos_token`. The result knows which characters the template wrote (`text.Text`). A template is work from a stranger:
-whatever goes wrong in it is a `TemplateError`; time and memory are bounded by the process that renders (`helpers`).
+`eos_token`. The result knows which characters the template wrote (`ProvenanceStr`). A template is work from a stranger:
+whatever goes wrong in it is a `TemplateError`; time and memory are bounded by the process that renders (`HelperPool`).
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _tojson(
 
 
 def _listed(value: Any) -> list[Any]:
-    """What `map` and its kin give is a generator; llama.cpp writes it as a list."""
+    """A generator, which `map` and its kin give, as a list: llama.cpp writes it so."""
     if isinstance(value, Iterator):
         return list(value)
     raise TypeError("not JSON")
