@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping
 class Gbnf:
     """The rules of one grammar. `tokens`: the vocabulary's control tokens by their text.
 
-    A control token in a literal is written as a token (`<[id]>`): text that merely spells it is refused there.
+    A control token in a literal is written as a token (`<[id]>`): text that merely reads like it is refused there.
     """
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
         self._tokens = tokens
-        spelled = "|".join(map(re.escape, sorted(tokens, key=len, reverse=True)))
-        self._special = re.compile(f"({spelled})") if spelled else None
+        special = "|".join(map(re.escape, sorted(tokens, key=len, reverse=True)))
+        self._special = re.compile(f"({special})") if special else None
         self._rules: list[str] = []
 
     def text(self, root: str) -> str:
@@ -50,7 +50,7 @@ class Gbnf:
         """Rules for any text up to and with the first `marker`, then `then`.
 
         The automaton that looks for a string (Knuth, Morris and Pratt, 1977), a state a rule, so that one stack
-        walks it. Where the marker begins with a control token, the text ends at that token or where it is spelled.
+        walks it. Where the marker begins with a control token, the text ends at that token or where it is written.
         """
         body = marker.rstrip()
         rest = sequence([self.literal(marker[len(body) :]), then])

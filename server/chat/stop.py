@@ -14,9 +14,9 @@ def stop_criteria(format: ChatFormat, strings: tuple[str, ...], opening: str, *,
     `opening`: the part of the prompt's end that belongs to the output. `calls`: tools may be called.
     """
     quoted = format.grammar_only and calls  # such an answer is written as a JSON string
-    frames = () if format.grammar_only and not calls else format.answer_tags
-    ignored = [f'{frame.open}"' if quoted else frame.open for frame in frames]
-    ignored += [*(frame.close for frame in frames if not quoted), *format.ignored_markers, format.separator]
+    tags = () if format.grammar_only and not calls else format.answer_tags
+    ignored = [f'{each.open}"' if quoted else each.open for each in tags]
+    ignored += [*(each.close for each in tags if not quoted), *format.ignored_markers, format.separator]
     thinking = format.reasoning_tags
     return StopCriteria(
         tuple(json.dumps(text, ensure_ascii=False)[1:-1] if quoted else text for text in strings),

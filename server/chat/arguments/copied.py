@@ -6,7 +6,7 @@ What may stand there beside a string literal, and is kept character by character
     save_note(text="C:\\users\\me\\")        a path with its drive, whose backslashes are no escapes
     save_note(text="C:\\users\\me)          the same without its closing quote, where it ends the turn's only call
 
-and, for any text, `save_note(arguments={"text": "…"})`. A spelling that could mean two texts is no call: a literal may
+and, for any text, `save_note(arguments={"text": "…"})`. Text that could be read in two ways is no call: a literal may
 not begin by what could be a path or an escape (`C:\\new`). Reader and grammar share their classes of characters.
 """
 
@@ -190,7 +190,7 @@ def _goes_on(closers: list[str], before: str, char: str) -> bool:
 def copied_grammar(schema: Mapping[str, Any], syntax: LiteralArguments, name: str) -> ArgumentGrammar:
     """The grammar for a tool whose only argument is called `name`: a string literal of the notation, a path with its
     drive, bare text, or the arguments wrapped in an object. Raises what `compile_schema` raises."""
-    whole = compile_schema(schema, syntax.spelling)
+    whole = compile_schema(schema, syntax.notation)
     others = _others(schema, syntax, name)
     string = compile_schema({"type": "string"})
 
@@ -243,5 +243,5 @@ def _others(schema: Mapping[str, Any], syntax: LiteralArguments, name: str) -> C
     if schema.get("additionalProperties", True) is False:
         return None
     rest = {**schema, "properties": {name: False}, "required": [], "minProperties": 1}
-    found = compile_schema(rest, syntax.spelling)
+    found = compile_schema(rest, syntax.notation)
     return found if found.satisfiable else None

@@ -24,7 +24,7 @@ _QUOTE = "a string of a call holds a quote that is not escaped"
 class LiteralArguments(ArgumentSyntax):
     """Arguments as a row of key `pair` value between `open` and `close`; values as literals that are almost JSON.
 
-    `spelling`: the notation's name in `grammars.rules.syntax`. Strings stand between `quote`: with escapes where that
+    `notation`: its name in `grammars.rules.syntax`. Strings stand between `quote`: with escapes where that
     is `"`, raw otherwise. Keys inside objects are strings, or bare where `bare_keys`. `words`: null, true and false.
 
     `wrappers`: the only argument of a tool may, where it is any text, be written as it was copied
@@ -32,7 +32,7 @@ class LiteralArguments(ArgumentSyntax):
     argument itself is called so.
     """
 
-    spelling: str
+    notation: str
     open: str
     close: str
     pair: str
@@ -56,7 +56,7 @@ class LiteralArguments(ArgumentSyntax):
 
         if self.wrappers and types.alone is not None and re.match(ARGUMENT, types.alone):
             return copied_grammar(schema, self, types.alone)
-        return ArgumentGrammar.of(compile_schema(schema, self.spelling))
+        return ArgumentGrammar.of(compile_schema(schema, self.notation))
 
     def read(self, reader: Reader, emit: Callable[[str], None], types: Types, after: str, end: str = "") -> Steps[str]:
         ending = self.close or after
@@ -133,15 +133,15 @@ GEMMA = LiteralArguments("gemma", "{", "}", ":", ",", ":", '<|"|>', ("null", "tr
 
 
 class _Values:
-    """Reads values of one notation."""
+    """Reads values of one syntax."""
 
-    def __init__(self, reader: Reader, emit: Callable[[str], None], notation: LiteralArguments) -> None:
+    def __init__(self, reader: Reader, emit: Callable[[str], None], syntax: LiteralArguments) -> None:
         self._reader = reader
         self._emit = emit
-        self._notation = notation
+        self._syntax = syntax
         self.quoted = False
         """The last value stood between quotes that some other text may hold."""
-        self._quotes = [notation.quote] if notation.quote != '"' else ['"', "'"]
+        self._quotes = [syntax.quote] if syntax.quote != '"' else ['"', "'"]
 
     def read(self, types: Sequence[str] = ANY_TYPE) -> Steps[None]:
         reader = self._reader
@@ -149,7 +149,7 @@ class _Values:
         if not reader.waiting:
             raise OutputEnded
         quote = yield from reader.choose(self._quotes)
-        self.quoted = quote is not None and self._notation.quote == '"'
+        self.quoted = quote is not None and self._syntax.quote == '"'
         if quote is not None:
             yield from self._string(self._quotes[quote])
             return
@@ -159,7 +159,7 @@ class _Values:
             yield from self._items(opening)
             return
         word = yield from reader.word(_BARE)
-        self._emit(_word(self._notation, word.strip(), types))
+        self._emit(_word(self._syntax, word.strip(), types))
 
     def _string(self, quote: str) -> Steps[None]:
         self._emit('"')
@@ -174,12 +174,12 @@ class _Values:
 
     def _items(self, opening: str) -> Steps[None]:
         """Items or members between brackets or braces, the opening one read."""
-        reader, notation, closing = self._reader, self._notation, _CLOSER[opening]
+        reader, syntax, closing = self._reader, self._syntax, _CLOSER[opening]
         self._emit(opening)
         first = True
         while (yield from reader.choose([closing])) is None:
             if not first:
-                if (yield from reader.choose([notation.comma])) is None:
+                if (yield from reader.choose([syntax.comma])) is None:
                     yield from reader.wrong(
                         _QUOTE if self.quoted else "a list or an object is not written as its format has it"
                     )
@@ -194,8 +194,8 @@ class _Values:
         self._emit(closing)
 
     def _key(self) -> Steps[None]:
-        colon = self._notation.colon
-        if self._notation.bare_keys:
+        colon = self._syntax.colon
+        if self._syntax.bare_keys:
             key = yield from self._reader.text_until(colon.strip())
             self._emit(quoted(key.strip()))
         else:
@@ -204,11 +204,11 @@ class _Values:
         self._emit(": ")
 
 
-def _word(notation: LiteralArguments, word: str, types: Sequence[str]) -> str:
+def _word(syntax: LiteralArguments, word: str, types: Sequence[str]) -> str:
     """The JSON of a bare word: a number, one of the notation's (or JSON's) names, or a string where only that fits."""
     if types == ("string",):
         return quoted(word)
-    for names in (notation.words, ("null", "true", "false")):
+    for names in (syntax.words, ("null", "true", "false")):
         if word in names:
             return ("null", "true", "false")[names.index(word)]
     if value(word) is NOTHING:

@@ -86,8 +86,8 @@ class ArgumentSyntax(ABC):
         are validated."""
 
 
-def compile_schema(schema: Mapping[str, Any] | bool, spelling: str | TaggedSyntax = "json") -> Compiled:
+def compile_schema(schema: Mapping[str, Any] | bool, notation: str | TaggedSyntax = "json") -> Compiled:
     """A schema's grammar with the white space that models write. Raises `UnsupportedSchema` and `InvalidSchema`."""
     import grammars  # here: see the module's docstring
 
-    return grammars.compile_schema(schema, style="spaced", spelling=spelling)
+    return grammars.compile_schema(schema, style="spaced", spelling=notation)

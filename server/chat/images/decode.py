@@ -26,7 +26,7 @@ _FORMATS = {
 }
 
 SCANS = 100
-"""Scans of a progressive JPEG. Encoders write about ten; thousands fit into a small file, each a picture's work."""
+"""Scans of a progressive JPEG. Encoders write about ten; thousands fit into a small file, each an image's work."""
 
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -46,32 +46,32 @@ def decode(images: Sequence[tuple[str, ImagePart]], limits: ImageLimits) -> list
     Raises WireError: `invalid-request` where one is not what it is declared to be or cannot be decoded, and
     `quota-exceeded` where it is over a limit. All limits are checked before the first is decoded.
     """
-    containers = [(at, part.mime_type, _read(at, part, limits)) for at, part in images]
-    if sum(container.width * container.height for _, _, container in containers) > limits.pixels:
+    headers = [(at, part.mime_type, _read(at, part, limits)) for at, part in images]
+    if sum(header.width * header.height for _, _, header in headers) > limits.pixels:
         raise WireError("quota-exceeded", f"the images have more than {limits.pixels} pixels", reason="images")
-    return [_pixels(at, _FORMATS[mime_type], container, limits) for at, mime_type, container in containers]
+    return [_pixels(at, _FORMATS[mime_type], header, limits) for at, mime_type, header in headers]
 
 
 def _read(at: str, part: ImagePart, limits: ImageLimits) -> ImageHeader:
     try:
-        container = read_container(part.mime_type, base64.b64decode(part.data, validate=True))
+        header = read_container(part.mime_type, base64.b64decode(part.data, validate=True))
     except BadImage as error:
         raise WireError("invalid-request", f"{at} is no {part.mime_type}: {error}") from None
-    if container.frames > limits.frames:
+    if header.frames > limits.frames:
         more = "is an animation" if limits.frames == 1 else f"has more than {limits.frames} frames"
         raise WireError("quota-exceeded", f"{at} {more}", reason="images")
-    if container.scans > SCANS:
+    if header.scans > SCANS:
         raise WireError("quota-exceeded", f"{at} has more than {SCANS} scans", reason="images")
-    return container
+    return header
 
 
-def _pixels(at: str, format: str, container: ImageHeader, limits: ImageLimits) -> RgbImage:
+def _pixels(at: str, format: str, header: ImageHeader, limits: ImageLimits) -> RgbImage:
     Image.MAX_IMAGE_PIXELS = limits.pixels
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(BytesIO(container.data), formats=[format]) as image:
-                if image.size != (container.width, container.height):
+            with Image.open(BytesIO(header.data), formats=[format]) as image:
+                if image.size != (header.width, header.height):
                     raise BadImage("its sizes disagree")
                 image.load()
                 flat = _flat(image)
@@ -80,7 +80,7 @@ def _pixels(at: str, format: str, container: ImageHeader, limits: ImageLimits) -
     except Exception as error:  # decoders raise anything at all on bytes from strangers
         reason = str(error) if isinstance(error, BadImage) else "the image data is damaged or cut short"
         raise WireError("invalid-request", f"{at} cannot be decoded: {reason}") from None
-    turn = _UPRIGHT.get(container.orientation)
+    turn = _UPRIGHT.get(header.orientation)
     upright = flat.transpose(turn) if turn is not None else flat
     return RgbImage.of(*upright.size, upright.tobytes())
 

@@ -44,7 +44,7 @@ class ImageHeader:
     data: bytes
     """The file without metadata."""
     scans: int = 1
-    """How often a decoder goes over the whole picture (progressive JPEG)."""
+    """How often a decoder goes over the whole image (progressive JPEG)."""
 
 
 def read_container(mime_type: str, data: bytes) -> ImageHeader:
@@ -166,7 +166,7 @@ def _canvas(data: bytes) -> tuple[int, int]:
 
 
 def _orientation(exif: bytes) -> int:
-    """The orientation in an EXIF block. Upright where it says none, or where it cannot be read: the picture can."""
+    """The orientation in an EXIF block. Upright where it says none, or where it cannot be read: the image can."""
     tiff = exif.removeprefix(_EXIF)
     order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     if order is None:
