@@ -21,7 +21,8 @@ from grammars.rules.rules import Rule, gbnf, prune
 from grammars.rules.syntax import TaggedSyntax, ValueSyntax
 from grammars.rules.syntax import value_syntax as spelled
 from grammars.schema.document import Document, vocabularies, without_validation
-from grammars.schema.normalize import Circular, Normalizer
+from grammars.schema.normalize import Normalizer
+from grammars.schema.terms import Circular
 from grammars.validation import Validation
 
 
@@ -190,7 +191,7 @@ class _Request(NamedTuple):
         document = Document(_load(self.text), {uri: _load(other) for uri, other in self.given.items()})
         tracking = any('"unevaluated' in text for text in texts)
         normal = Normalizer(document, formats=self.formats, tracking=tracking, coarse=coarse)
-        grammar = GrammarBuilder(normal, self.spelling).write(normal.root())
+        grammar = GrammarBuilder(normal, self.spelling).write(normal.terms.root())
         rules, satisfiable = prune(grammar.rules)
         checks = tuple(UncheckedKeyword(*check) for check in normal.unchecked)
         validation = Validation(self.text, dict(self.given), document.dialect, self.formats == "assert")

@@ -9,13 +9,13 @@ from fractions import Fraction
 from typing import Any
 
 from grammars import limits
-from grammars.automata.formats import format_accepts
+from grammars.automata.formats import BASE64, format_accepts
 from grammars.automata.regex import InvalidPattern, UnsupportedPattern, pattern_accepts
 from grammars.errors import InvalidInstance, UnsupportedSchema
 from grammars.limits import LimitExceeded
 from grammars.schema.document import json_pointer_escape
 from grammars.schema.forms import is_number
-from grammars.schema.sets import freeze
+from grammars.schema.terms import freeze
 
 _SECONDS = 2.0
 
@@ -231,8 +231,6 @@ def _format(validator: Any, name: str, instance: Any, schema: Any) -> Errors:
 
 
 def _content_encoding(validator: Any, encoding: str, instance: Any, schema: Any) -> Errors:
-    from grammars.schema.normalize import BASE64
-
     if encoding == "base64" and isinstance(instance, str) and not pattern_accepts(BASE64, instance):
         yield _error("contentEncoding")
 

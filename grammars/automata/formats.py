@@ -16,7 +16,9 @@ from grammars.automata.dfa import ALL, DFA, difference
 from grammars.automata.idna import is_hostname, is_idn_hostname
 from grammars.automata.regex import is_pattern, pattern_dfa
 
-_DIGIT = "[0-9]"
+BASE64 = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+"""Texts in base64 (RFC 4648, section 4), for `contentEncoding`."""
+
 _HEX = "[0-9A-Fa-f]"
 
 # RFC 3339, section 5.6 and appendix A

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from grammars import limits
 from grammars.rules.rules import Lit, Ref, Sequence
-from grammars.schema.sets import FALSE, ArraySet, Term
+from grammars.schema.sets import ArraySet
+from grammars.schema.terms import FALSE, Term
 
 if TYPE_CHECKING:
     from grammars.rules.builder import GrammarBuilder
@@ -81,7 +82,7 @@ class ArrayRules:
         if unique:
             listed = {term: normal.values(term, 20) for term in {*prefix, shape.additional}}
             if any(v is None for v in listed.values()):
-                normal.note("uniqueItems")
+                normal.unchecked.add_everywhere("uniqueItems")
                 unique = False
             else:
                 values = {term: v for term, v in listed.items() if v is not None}
@@ -152,6 +153,8 @@ class ArrayRules:
                 raise
             for name in states.values():  # rules that lead to states never written
                 self.grammar.rules.pop(name, None)
-            normal.note(*(("contains",) if shape.contains else ()), *(("uniqueItems",) if shape.unique else ()))
+            normal.unchecked.add_everywhere(
+                *(("contains",) if shape.contains else ()), *(("uniqueItems",) if shape.unique else ())
+            )
             return None
         return tuple(start)

@@ -13,10 +13,11 @@ from grammars.rules.rules import Chars, Grammar, Item, Lit, Ref, Repeat, Rule, S
 from grammars.rules.strings import RAW, StringRules, bounded, up_to
 from grammars.rules.syntax import TaggedSyntax, ValueSyntax, escaped, number_texts
 from grammars.schema.normalize import Normalizer
-from grammars.schema.sets import ANY_VALUE, NO_VALUE, TRUE, Term, ValueSet
-from grammars.sets import atoms
+from grammars.schema.sets import ANY_VALUE, NO_VALUE, ValueSet
+from grammars.schema.terms import TRUE, Term
 from grammars.sets import numbers as numbersets
 from grammars.sets import strings as textsets
+from grammars.sets.languages import BOUNDS, number_automaton, split_length
 from grammars.sets.numbers import NumberSet
 from grammars.sets.strings import TextSet
 
@@ -98,7 +99,7 @@ class GrammarBuilder:
         try:
             return repeat(self.grammar, item, least, most)
         except limits.LimitExceeded:
-            self.normal.note(keyword)
+            self.normal.unchecked.add_everywhere(keyword)
             return repeat(self.grammar, item, least, None)
 
     # Strings
@@ -132,10 +133,10 @@ class GrammarBuilder:
             except limits.LimitExceeded as error:
                 if error.limit != "repeat":
                     raise
-                self.normal.note("maxLength")
+                self.normal.unchecked.add_everywhere("maxLength")
                 return ((Lit(quote), *self.strings.ending(automata.ANY, s[1])),)
-        rest, least, most = atoms.split_length(s)
-        automaton = atoms.language(rest, self.normal)
+        rest, least, most = split_length(s)
+        automaton = self.normal.languages.language(rest)
         if automaton is None:
             return self.text(textsets.length(least, most))
         if automaton.is_empty():
@@ -145,7 +146,7 @@ class GrammarBuilder:
         except limits.LimitExceeded as error:
             if error.limit == "seconds":
                 raise
-            self.normal.note("minLength", "maxLength")
+            self.normal.unchecked.add_everywhere("minLength", "maxLength")
             return (self.strings.write(automaton),)
 
     def raw_text(self, s: TextSet, end: str) -> list[Sequence]:
@@ -154,14 +155,14 @@ class GrammarBuilder:
             return []
         if s[0] == "finite":
             return [(Lit(value + end),) for value in s[1] if (value + end).find(end) == len(value)]
-        rest, least, most = (textsets.ALL, s[1], s[2]) if s[0] == "length" else atoms.split_length(s)
-        language = automata.ALL if rest == textsets.ALL else atoms.language(rest, self.normal) or automata.ALL
+        rest, least, most = (textsets.ALL, s[1], s[2]) if s[0] == "length" else split_length(s)
+        language = automata.ALL if rest == textsets.ALL else self.normal.languages.language(rest) or automata.ALL
         try:
             language = bounded(language, least, most)
         except limits.LimitExceeded as error:
             if error.limit == "seconds":
                 raise
-            self.normal.note("minLength", "maxLength")
+            self.normal.unchecked.add_everywhere("minLength", "maxLength")
         language = up_to(language, end)
         return [] if language.is_empty() else [self.digits.write(language)]
 
@@ -175,11 +176,10 @@ class GrammarBuilder:
             if part != NO_VALUE:
                 named = elements.after_name(kind)
                 known = others.get(named, NO_VALUE)
-                others[named] = self.normal.union(known, part)
+                others[named] = self.normal.algebra.union(known, part)
         if out and elements.after_name("string") in others:
-            self.normal.unchecked["", "type"] = (
-                None  # raw text and JSON look the same: what was meant shows in decoding
-            )
+            # raw text and JSON look the same: the type shows in decoding
+            self.normal.unchecked.add("", "type")
         for named, part in others.items():
             out.append((Lit(named), *self._shape(part), Lit(elements.close)))
         return out
@@ -230,13 +230,13 @@ class GrammarBuilder:
         if kind == "finite":
             return tuple((Lit(text),) for value in s[1] for text in number_texts(value))
         try:
-            automaton = atoms.number_automaton(s, self.normal)
+            automaton = number_automaton(s, self.normal.unchecked)
         except limits.LimitExceeded as error:
             if error.limit == "seconds":
                 raise
             automaton = None
         if automaton is None:
-            self.normal.note(*atoms.BOUNDS)
+            self.normal.unchecked.add_everywhere(*BOUNDS)
             return ((self.integer() if numbersets.is_integral(s) else self.any_number(),),)
         if automaton.is_empty():
             return ()

@@ -16,7 +16,9 @@ from grammars.errors import UnsupportedSchema
 from grammars.rules.names import Node, TrieWriter, insert
 from grammars.rules.rules import Lit, Ref, Sequence
 from grammars.rules.syntax import ELEMENT_NAMES, ObjectSyntax, TaggedSyntax, escaped
-from grammars.schema.sets import FALSE, TRUE, ObjectSet, Term
+from grammars.schema.name_classes import NameClass
+from grammars.schema.sets import ObjectSet
+from grammars.schema.terms import FALSE, TRUE, Term
 from grammars.sets import strings as textsets
 
 if TYPE_CHECKING:
@@ -26,14 +28,6 @@ FREE = 4
 """Declared properties that may come in any order: the rules grow with the number of their subsets."""
 _STATES = 4_000
 """States of one object whose members must be counted or depend on each other."""
-
-
-class _Others(NamedTuple):
-    """Undeclared names (`names` None: all), the term of their values, and the bits of `some` they can satisfy."""
-
-    names: DFA | None
-    term: Term
-    bits: int
 
 
 class ObjectRules:
@@ -52,7 +46,7 @@ class ObjectRules:
             self.quote = self.before_name = '"' if layout.names is None else ""
             if layout.names is not None:
                 self.names = [name for name in self.names if layout.names.accepts(name)]
-        self.others: list[_Others] = []
+        self.others: list[NameClass] = []
         self.states: dict[_State, Ref] = {}
         self.trie = TrieWriter(self.grammar, self.quote)
         self.end: Sequence = (Lit(self.closing),)
@@ -83,30 +77,32 @@ class ObjectRules:
                     raise
             for ref in self.states.values():  # rules that lead to states never written
                 self.grammar.rules.pop(ref.name, None)
-            self.writer.normal.note("minProperties", "maxProperties", "dependentRequired", "dependencies")
+            self.writer.normal.unchecked.add_everywhere(
+                "minProperties", "maxProperties", "dependentRequired", "dependencies"
+            )
             if shape.must_contain:
-                self.writer.normal.unchecked["", "not"] = None
+                self.writer.normal.unchecked.add("", "not")
         if 1 < len(self.names) <= FREE and required < len(self.names) and not coarse:
             return self._free()
         return self._ordered()
 
-    def _others(self) -> list[_Others]:
+    def _others(self) -> list[NameClass]:
         shape = self.shape
         if not shape.layers and shape.names == textsets.ALL and not shape.must_contain:
-            return [_Others(None, shape.additional, 0)] if shape.additional is not FALSE else []
-        return [_Others(*found) for found in self.writer.normal.name_classes(shape)]
+            return [NameClass(None, shape.additional, 0)] if shape.additional is not FALSE else []
+        return self.writer.normal.name_classes(shape)
 
-    def _widened(self, error: limits.LimitExceeded) -> list[_Others]:
+    def _widened(self, error: limits.LimitExceeded) -> list[NameClass]:
         """Undeclared names of all classes together, where telling them apart exceeds a limit."""
         if error.limit == "seconds":
             raise error
         normal = self.writer.normal
-        normal.note("patternProperties", "additionalProperties", "propertyNames")
+        normal.unchecked.add_everywhere("patternProperties", "additionalProperties", "propertyNames")
         parts = [self.shape.additional]
         for layer in self.shape.layers:
             parts.append(normal.terms.any(layer.additional, *(term for _, term in layer.patterns)))
         every = (1 << len(self.shape.must_contain)) - 1
-        return [_Others(None, normal.terms.all(*parts), every)]
+        return [NameClass(None, normal.terms.all(*parts), every)]
 
     # Members
 
@@ -117,7 +113,7 @@ class ObjectRules:
         values = self.writer.element(term, self.layout)
         return (*(values[0] if len(values) == 1 else (self.grammar.add(tuple(values), "e"),)), *after)
 
-    def _other(self, others: _Others, leaf: Sequence) -> Sequence:
+    def _other(self, others: NameClass, leaf: Sequence) -> Sequence:
         """A member with an undeclared name; `leaf` begins after the name."""
         if self.bare is not None:
             names = self.bare if others.names is None else intersect(self.bare, others.names)
@@ -229,7 +225,7 @@ class ObjectRules:
             for other in wanted:
                 last_use[other] = max(last_use.get(other, -1), index[name])
         if self.others and shape.min_properties > len(required):
-            normal.note("minProperties")  # no grammar keeps undeclared names from repeating
+            normal.unchecked.add_everywhere("minProperties")  # no grammar keeps undeclared names from repeating
         all_bits = (1 << len(shape.must_contain)) - 1
         cap = shape.min_properties if shape.max_properties is None else max(shape.min_properties, shape.max_properties)
         last_required = max((index[name] for name in required if name in index), default=-1)
