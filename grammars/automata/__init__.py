@@ -1,1 +1,1 @@
-"""Regular languages: automata, regular expressions, numbers and formats."""
+"""Regular languages: minimal automata, their operations, regular expressions, numbers and formats."""

@@ -12,8 +12,9 @@ import re
 import unicodedata
 from functools import cache
 
-from grammars.automata.dfa import ALL, DFA, difference
+from grammars.automata.dfa import ALL, DFA
 from grammars.automata.idna import is_hostname, is_idn_hostname
+from grammars.automata.operations import difference
 from grammars.automata.regex import is_pattern, pattern_dfa
 
 BASE64 = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"

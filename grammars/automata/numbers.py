@@ -14,7 +14,9 @@ from fractions import Fraction
 from math import gcd, lcm
 from typing import TypeAlias
 
-from grammars.automata.dfa import DFA, EMPTY, Row, concat, difference, intersect, literal, minimize, union
+from grammars.automata.dfa import DFA, EMPTY, Row
+from grammars.automata.minimize import minimize
+from grammars.automata.operations import concat, difference, intersect, literal, union
 from grammars.automata.regex import pattern_dfa
 from grammars.memo import memo
 

@@ -20,22 +20,10 @@ from typing import TypeAlias
 from lark import Lark, Token, Transformer, UnexpectedInput, UnexpectedToken
 from lark.exceptions import VisitError
 
-from grammars.automata.dfa import (
-    ALL,
-    ANY,
-    DFA,
-    EPSILON,
-    LAST,
-    NFA,
-    Ranges,
-    SubsetConstruction,
-    char_set,
-    characters,
-    complement,
-    concat,
-    invert,
-    product_states,
-)
+from grammars.automata.chars import ANY, LAST, Ranges, char_set, invert
+from grammars.automata.dfa import ALL, DFA, EPSILON
+from grammars.automata.nfa import NFA, SubsetConstruction
+from grammars.automata.operations import characters, complement, concat, product_states
 from grammars.limits import LimitExceeded
 from grammars.memo import memo
 

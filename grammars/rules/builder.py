@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 from grammars import limits
-from grammars.automata import dfa as automata
+from grammars.automata.chars import ANY
+from grammars.automata.dfa import ALL
 from grammars.rules.arrays import ArrayRules
 from grammars.rules.names import Node, OtherNames, TrieWriter, insert
 from grammars.rules.objects import ObjectRules
@@ -118,7 +119,7 @@ class GrammarBuilder:
         if kind == "none":
             return ()
         if kind == "all":
-            self.grammar.define("string", ((Lit(quote), *self.strings.ending(automata.ANY)),))
+            self.grammar.define("string", ((Lit(quote), *self.strings.ending(ANY)),))
             return ((Ref("string"),),)
         if kind == "finite":
             if len(s[1]) <= _FLAT:
@@ -129,12 +130,12 @@ class GrammarBuilder:
             return ((Lit(quote), *TrieWriter(self.grammar, quote).write(node)),)
         if kind == "length":
             try:
-                return ((Lit(quote), *self.strings.ending(automata.ANY, s[1], s[2])),)
+                return ((Lit(quote), *self.strings.ending(ANY, s[1], s[2])),)
             except limits.LimitExceeded as error:
                 if error.limit != "repeat":
                     raise
                 self.normal.unchecked.add_everywhere("maxLength")
-                return ((Lit(quote), *self.strings.ending(automata.ANY, s[1])),)
+                return ((Lit(quote), *self.strings.ending(ANY, s[1])),)
         rest, least, most = split_length(s)
         automaton = self.normal.languages.language(rest)
         if automaton is None:
@@ -156,7 +157,7 @@ class GrammarBuilder:
         if s[0] == "finite":
             return [(Lit(value + end),) for value in s[1] if (value + end).find(end) == len(value)]
         rest, least, most = (textsets.ALL, s[1], s[2]) if s[0] == "length" else split_length(s)
-        language = automata.ALL if rest == textsets.ALL else self.normal.languages.language(rest) or automata.ALL
+        language = ALL if rest == textsets.ALL else self.normal.languages.language(rest) or ALL
         try:
             language = bounded(language, least, most)
         except limits.LimitExceeded as error:

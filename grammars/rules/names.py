@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias, Union
 
 from grammars import limits
-from grammars.automata.dfa import ANY
+from grammars.automata.chars import ANY
 from grammars.memo import memo
 from grammars.rules.rules import Chars, Grammar, Lit, Ref, Sequence
 from grammars.rules.strings import StringRules

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from grammars import limits
-from grammars.automata.dfa import DFA, difference, intersect, strings
+from grammars.automata.dfa import DFA
+from grammars.automata.operations import difference, intersect, strings
 from grammars.automata.regex import pattern_dfa
 from grammars.errors import UnsupportedSchema
 from grammars.rules.names import Node, TrieWriter, insert

@@ -11,21 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from grammars import limits
-from grammars.automata.dfa import (
-    ALL,
-    DFA,
-    LAST,
-    Ranges,
-    any_string,
-    char_set,
-    concat,
-    difference,
-    intersect,
-    invert,
-    literal,
-    minimize,
-    strings,
-)
+from grammars.automata.chars import LAST, Ranges, char_set, invert
+from grammars.automata.dfa import ALL, DFA
+from grammars.automata.minimize import minimize
+from grammars.automata.operations import any_string, concat, difference, intersect, literal, strings
 from grammars.limits import LimitExceeded
 from grammars.memo import memo
 from grammars.rules.rules import BLOCKS, Chars, Grammar, Item, Lit, Ref, Repeat, Rule, Sequence, repeat

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from grammars.automata import dfa as automata
-from grammars.automata.dfa import DFA
+from grammars.automata.dfa import ALL, DFA
+from grammars.automata.operations import difference, intersect, strings
 from grammars.limits import LimitExceeded
 from grammars.schema.sets import ObjectSet
 from grammars.schema.terms import FALSE, Term, Terms
@@ -34,8 +34,8 @@ class _Class(NamedTuple):
 def name_classes(o: ObjectSet, languages: Languages, terms: Terms) -> list[NameClass]:
     """Every undeclared name that may occur, in one class. Raises `LimitExceeded` where there would be too many."""
     names = languages.language(o.names) if o.names != textsets.ALL else None
-    start = automata.ALL if names is None else names
-    start = automata.difference(start, automata.strings(name for name, _ in o.props))
+    start = ALL if names is None else names
+    start = difference(start, strings(name for name, _ in o.props))
     classes = [] if start.is_empty() else [_Class(start, (o.additional,))]
     for layer in o.layers:
         classes = [each._replace(matched=False) for each in classes]
@@ -50,7 +50,7 @@ def name_classes(o: ObjectSet, languages: Languages, terms: Terms) -> list[NameC
     for b, (where, _) in enumerate(o.must_contain):
         automaton = languages.language(where)
         if automaton is None:
-            automaton = automata.ALL
+            automaton = ALL
         classes = [
             each._replace(bits=each.bits | 1 << b) if inside else each for each, inside in _split(classes, automaton)
         ]
@@ -62,7 +62,7 @@ def _split(classes: list[_Class], automaton: DFA) -> list[tuple[_Class, bool]]:
     """Each class inside and outside a language, as far as there are such names; second: inside."""
     out = []
     for each in classes:
-        inside, outside = automata.intersect(each.names, automaton), automata.difference(each.names, automaton)
+        inside, outside = intersect(each.names, automaton), difference(each.names, automaton)
         if not inside.is_empty():
             out.append((each._replace(names=inside), True))
         if not outside.is_empty():

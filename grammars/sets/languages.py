@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from grammars.automata import dfa as automata
-from grammars.automata.dfa import DFA
+from grammars.automata import operations as automata
+from grammars.automata.dfa import ALL, DFA, EMPTY
 from grammars.automata.formats import FORMATS, INEXACT, format_accepts, format_dfa
 from grammars.automata.numbers import PLAIN, number_dfa
 from grammars.automata.regex import InvalidPattern, UnsupportedPattern, pattern_accepts, pattern_dfa
@@ -132,7 +132,7 @@ def _atom_automaton(atom: TextSet) -> DFA:
         return automata.any_string(atom[1], atom[2])
     if kind == "finite":
         return automata.strings(atom[1])
-    return automata.ALL if kind == "all" else automata.EMPTY
+    return ALL if kind == "all" else EMPTY
 
 
 def split_length(s: TextSet) -> tuple[TextSet, int, int | None]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from grammars.automata.dfa import difference
 from grammars.automata.numbers import PLAIN, number_dfa
+from grammars.automata.operations import difference
 
 BOUNDS: list[Any] = [
     None,

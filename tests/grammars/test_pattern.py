@@ -9,7 +9,8 @@ import unicodedata
 import pytest
 
 from grammars import UnsupportedSchema, compile_schema
-from grammars.automata.dfa import ALL, any_string, strings
+from grammars.automata.dfa import ALL
+from grammars.automata.operations import any_string, strings
 from grammars.automata.regex import (
     InvalidPattern,
     UnsupportedPattern,
