@@ -42,7 +42,7 @@ def reported(path: Path, made: MemoryPlan, *, allocate: bool = True) -> dict[str
     lines: list[str] = []
     llama.log_to(lambda _, text: lines.append(text))
     try:
-        llama._initialise()
+        llama.initialise()
         model = C.llama_model_default_params()
         model.no_alloc = not allocate
         model.n_gpu_layers = 0
@@ -383,10 +383,10 @@ def test_a_gpu_that_others_hold_is_crowded(dense: HParams) -> None:
 def test_this_machine_is_looked_at() -> None:
     here = machine()
     assert 0 < here.free <= here.memory
-    assert bool(here.devices) == (llama.offloads() and bool(llama.devices()))
+    assert bool(here.devices) == (llama.offloads() and bool(llama.list_devices()))
     assert all(0 < device.free <= device.memory and device.name for device in here.devices)
     if not llama.offloads():
-        assert llama.devices() == []
+        assert llama.list_devices() == []
 
 
 @pytest.mark.slow

@@ -43,7 +43,9 @@ def device_report() -> DeviceReport:
 def machine() -> Machine:
     """The memory that a model can be laid over now. GPUs are those that llama.cpp would use."""
     memory, free = _memory()
-    devices = tuple(Device(name, unused, whole) for name, whole, unused in llama.devices()) if llama.offloads() else ()
+    devices = (
+        tuple(Device(name, unused, whole) for name, whole, unused in llama.list_devices()) if llama.offloads() else ()
+    )
     return Machine(devices, memory, free, _repacks(llama.features()))
 
 

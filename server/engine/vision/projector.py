@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from server.engine.llama import LlamaModel, LoadError, add_logger, bindings
+from server.engine.llama import LlamaModel, LoadError, add_logger, load_bindings
 from server.engine.types import RgbImage
 
 _SIZES = (1, 1), (64, 64), (448, 448), (2048, 2048), (4096, 4096), (4096, 256), (256, 4096)
@@ -217,6 +217,6 @@ def _longest(parts: list[Chunk]) -> int:
 
 @cache
 def _mtmd() -> Any:
-    m = bindings("mtmd_cpp")
+    m = load_bindings("mtmd_cpp")
     add_logger(m.mtmd_helper_log_set)
     return m
