@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -55,8 +56,8 @@ def imports(path: Path) -> Iterator[str]:
             base = package[: len(package) - node.level + 1] if node.level else []
             origin = ".".join([*base, *([node.module] if node.module else [])])
             yield origin
-            # `from server import chat` names a room too.
-            yield from (f"{origin}.{alias.name}" for alias in node.names if origin == "server")
+            # `from server import chat` names a room too, and `from server.engine import llama` one of the engine's.
+            yield from (f"{origin}.{alias.name}" for alias in node.names if origin in ("server", "server.engine"))
 
 
 def room(name: str) -> str:
@@ -98,3 +99,41 @@ def test_the_web_process_loads_neither_grammars_nor_templates() -> None:
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert "server" in loaded and not loaded & {"grammars", "lark", "jinja2", "PIL"}
+
+
+WITHOUT_LLAMA = [
+    "server.engine",
+    "server.engine.types",
+    "server.engine.counters",
+    "server.engine.sampling.params",
+    "server.engine.scheduler.scheduler",
+    "server.engine.memory.plan",
+    "server.engine.vision.encoder",
+    "server.engine.vision.placeholders",
+]
+"""Rooms of the engine that decide without llama.cpp, each by the module that imports the others of it."""
+
+
+def loads_llama(name: str) -> bool:
+    """True where a module, imported alone in a process of its own, brings the layer over llama.cpp with it."""
+    code = f"import sys, {name}; sys.exit(3 if 'server.engine.llama' in sys.modules else 0)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert done.returncode in (0, 3)
+    return bool(done.returncode)
+
+
+@pytest.mark.parametrize("name", WITHOUT_LLAMA)
+def test_policy_loads_no_llama_layer(name: str) -> None:
+    assert not loads_llama(name)
+
+
+def test_the_llama_layer_would_be_found() -> None:
+    assert loads_llama("server.engine.memory.device")
+
+
+def test_only_the_report_of_devices_names_the_llama_layer() -> None:
+    """Imports inside functions, too."""
+    engine = ROOT / "server" / "engine"
+    rooms = [*engine.glob("scheduler/*.py"), *engine.glob("memory/*.py"), engine / "sampling" / "params.py"]
+    found = {module(path) for path in rooms if any(name.startswith("server.engine.llama") for name in imports(path))}
+    assert found == {"server.engine.memory.device"}

@@ -9,6 +9,13 @@ from typing import Literal, NamedTuple
 
 from server.engine.sampling.params import Sampling
 
+MAX_DRAFT_TOKENS = 16
+"""Draft tokens of one step, all sequences together."""
+PREFIX_CACHE_BYTES = 256 * 2**20
+"""Limit of the prefix cache in host memory."""
+ENCODER_CACHE_BYTES = 256 * 2**20
+"""Limit of the image embeddings kept. An image of 256 tokens takes 1 to 5 MB."""
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:

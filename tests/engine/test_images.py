@@ -15,7 +15,7 @@ import pytest
 
 from server.engine import EngineRequest, Failed, Finished, RgbImage, Sampling, Segment, llama
 from server.engine.protocol import AbortRequest, AddRequest
-from server.engine.speculative import base as speculation
+from server.engine.speculative import ngram
 from server.engine.vision.projector import Projector, ProjectorError
 from server.engine.worker import worker
 from tests.chat.standin import WIDTH, write_model
@@ -183,7 +183,7 @@ def test_no_image_is_drafted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> N
     prompt: Prompt = ["x = y: ", A, " and x = y: "]
     plain, _ = bench.ask(prompt, max_tokens=30)
     monkeypatch.setattr(bench.worker._draft_controllers[0], "draft_length", lambda decoding: 8)
-    monkeypatch.setattr(speculation, "ngram_draft", lambda tokens, most: array("i", [tokens[0], -1, -1][:most]))
+    monkeypatch.setattr(ngram, "ngram_draft", lambda tokens, most: array("i", [tokens[0], -1, -1][:most]))
     drafted = []
     verify = bench.worker._verify_draft
     monkeypatch.setattr(bench.worker, "_verify_draft", lambda *given: drafted.append(list(given[1])) or verify(*given))

@@ -21,8 +21,7 @@ from server.engine.memory import gguf
 from server.engine.memory.device import machine
 from server.engine.memory.hparams import HParams
 from server.engine.memory.plan import SNAPSHOTS, Device, DeviceMemory, Machine, MemoryPlan, gpu_contended, plan, plans
-from server.engine.vision import encoder
-from server.engine.worker import prefix as heads
+from server.engine.types import ENCODER_CACHE_BYTES, PREFIX_CACHE_BYTES
 from server.engine.worker.worker import Worker
 from tests.chat.standin import write_model
 from tests.engine import mtp, sparse
@@ -180,8 +179,8 @@ def test_a_projector_counts(tmp_path: Path, dense: HParams) -> None:
         plain, seeing = (choose(dense, where, context_length=4096, mmproj_path=each) for each in (None, str(projector)))
         first, second = (each.devices[0] if each.devices else each.host for each in (plain, seeing))
         assert GIB < second.weights - first.weights < 1.1 * GIB
-        assert (plain.host.encoder_cache, seeing.host.encoder_cache) == (0, encoder.MAX_BYTES)
-        assert seeing.host.used >= encoder.MAX_BYTES
+        assert (plain.host.encoder_cache, seeing.host.encoder_cache) == (0, ENCODER_CACHE_BYTES)
+        assert seeing.host.used >= ENCODER_CACHE_BYTES
 
 
 @pytest.mark.slow
@@ -233,7 +232,7 @@ def test_beginnings_of_prompts_count_where_they_are_kept(
     with ours, theirs:
         worker = Worker(theirs, spec, made, repack=False)
     worker.close()
-    assert made.host.prefix_cache == (heads.MAX_BYTES if worker._prefix_cache is not None else 0)
+    assert made.host.prefix_cache == (PREFIX_CACHE_BYTES if worker._prefix_cache is not None else 0)
     assert made.host.used == replace(made.host, prefix_cache=0).used + made.host.prefix_cache
     assert bool(made.host.prefix_cache) == (architecture == "llama" and slots == 2 and memory == 64)
 

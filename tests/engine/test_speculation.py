@@ -12,8 +12,9 @@ import pytest
 
 from server.engine import Constraint, EngineRequest, Finished, Sampling, Segment, Vocab, llama
 from server.engine.protocol import AddRequest
-from server.engine.speculative.base import MAX_DRAFT_TOKENS, DraftController, NgramDrafter, ngram_draft
-from server.engine.types import StopCriteria
+from server.engine.speculative import DraftController, NgramDrafter
+from server.engine.speculative.ngram import ngram_draft
+from server.engine.types import MAX_DRAFT_TOKENS, StopCriteria
 from tests.engine.bench import Bench
 from tests.engine.test_generate import LETTERS, NEXT
 

@@ -15,10 +15,7 @@ from typing import Any, TypedDict
 
 from server.engine.memory import gguf
 from server.engine.memory.hparams import HParams, element_bytes, projector_bytes
-from server.engine.speculative.base import MAX_DRAFT_TOKENS
-from server.engine.types import EngineConfig, EngineError
-from server.engine.vision import encoder
-from server.engine.worker import prefix as heads
+from server.engine.types import ENCODER_CACHE_BYTES, MAX_DRAFT_TOKENS, PREFIX_CACHE_BYTES, EngineConfig, EngineError
 
 CHUNK_CPU, CHUNK_GPU = 64, 512
 """Prompt tokens a step. On a CPU 64 take about a third of a second, and larger steps are no quicker per token."""
@@ -203,7 +200,7 @@ class _Planner:
         if shape.recurrent:  # what an answer copies is not worth the snapshots
             drafts = drafts and (self.mtp or spec.draft_model_path is not None)
         self.draft_model = MAX_DRAFT_TOKENS if drafts else 0
-        self.prefix_cache = heads.MAX_BYTES if not (shape.recurrent or shape.n_swa) else 0
+        self.prefix_cache = PREFIX_CACHE_BYTES if not (shape.recurrent or shape.n_swa) else 0
         self.draft = (
             _Planner(_draft_shape(spec.draft_model_path), machine, _drafting(spec))
             if spec.draft_model_path and self.draft_model
@@ -267,7 +264,7 @@ class _Planner:
             compute + self._outputs(slots),
             repacked,
             self.prefix_cache if split and slots > 1 else 0,
-            encoder.MAX_BYTES if self.projector else 0,
+            ENCODER_CACHE_BYTES if self.projector else 0,
         )
         if self.draft is not None:
             layers = len(self.draft.hparams.layers) + 1 if on_gpu else 0

@@ -1,9 +1,8 @@
-"""Speculation: tokens that a sequence may go on with are decoded together with its last one.
+"""Speculative decoding: drafters, and the controller that decides how much to draft.
 
-Each is kept only where it is what the sampler takes, or the grammar forces, at its place. The output is thus
-distributed as without them (for one fixed draft, Leviathan et al. 2023, "Fast inference from transformers via
-speculative decoding", comes to just that). Where drafts come from: `Lookup` here, for outputs that copy (an edited
-text, a tool's arguments); a smaller model (`drafter.py`); a layer of the model itself (`mtp.py`).
+Draft tokens are verified in the target's forward pass and accepted while they equal the token that the sampler takes,
+or the grammar forces, at their place: the output distribution is unchanged (for one fixed draft, Leviathan et al. 2023,
+"Fast inference from transformers via speculative decoding", comes to just that).
 """
 
 from __future__ import annotations
@@ -11,18 +10,25 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_DRAFT_TOKENS = 16
-"""Drafted tokens of one step, all sequences together."""
+from server.engine.speculative.ngram import NgramDrafter
+from server.engine.types import MAX_DRAFT_TOKENS
+
+__all__ = [
+    "MAX_DRAFT_TOKENS",
+    "DraftController",
+    "DraftRequest",
+    "Drafter",
+    "NgramDrafter",
+    "append_if_confident",
+]
+
 MIN_PROBABILITY = 0.5
-"""The least share of the likeliest token, for a model that guesses."""
-_KEY = 3
-"""As many last tokens must have stood side by side before."""
+"""Least probability of the likeliest token, for a draft of a model to go on (llama.cpp's `p_min`)."""
 _SMOOTH = 0.2
 """Weight of a new step in the moving averages."""
 _REST = 16, 1024
@@ -31,8 +37,8 @@ _REST = 16, 1024
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """A sequence that drafts are wanted for: its tokens, the last of them yet to be decoded, and `room` for how many
-    more. Those of `images` are negative."""
+    """A sequence to draft for: its tokens, the last of them yet to be decoded, and `room`, the most that may follow.
+    Tokens of `images` are negative."""
 
     request_id: int
     slot: int
@@ -43,14 +49,14 @@ class DraftRequest:
 
 
 class Drafter(Protocol):
-    """Where drafts come from."""
+    """A source of draft tokens."""
 
     def propose(self, asked: Sequence[DraftRequest], most: int) -> dict[int, array[int]]:
-        """By job, up to so many tokens of each and `MOST` in all."""
+        """By request id, up to `most` tokens of each and `MAX_DRAFT_TOKENS` in all."""
 
 
 def append_if_confident(draft: array[int], row: NDArray[np.float32], ends: frozenset[int], most: int) -> bool:
-    """Add the likeliest token by these logits, unless it is an end or no likely one; whether there may be another."""
+    """Add the likeliest token of these logits, unless it is an end or improbable; True where another may follow."""
     token = int(row.argmax())
     if token in ends or 1 / np.exp(row - row[token]).sum() < MIN_PROBABILITY:
         return False
@@ -58,43 +64,11 @@ def append_if_confident(draft: array[int], row: NDArray[np.float32], ends: froze
     return len(draft) < most
 
 
-class NgramDrafter:
-    """Drafts from what a sequence holds already."""
-
-    def propose(self, asked: Sequence[DraftRequest], most: int) -> dict[int, array[int]]:
-        drafts, left = {}, MAX_DRAFT_TOKENS
-        for each in asked:
-            draft = ngram_draft(each.tokens, min(most, left, each.room))
-            if each.images:  # which cannot be copied
-                draft = array("i", takewhile(lambda token: token >= 0, draft))
-            if draft:
-                drafts[each.request_id] = draft
-                left -= len(draft)
-        return drafts
-
-
-def ngram_draft(tokens: array[int], most: int) -> array[int]:
-    """How a sequence went on where its last tokens stood before: up to `most` tokens, none where they never did."""
-    last = len(tokens) - 1
-    if most < 1 or last < _KEY:
-        return array("i")
-    seen = np.frombuffer(tokens, np.int32)
-    hits = np.flatnonzero(seen[_KEY - 1 : last] == seen[last]) + (_KEY - 1)
-    for back in range(1, _KEY):
-        hits = hits[seen[hits - back] == seen[last - back]]
-    if not len(hits):
-        return array("i")
-    # The last that has enough behind it: of a short loop, nearly all of it stands at the very end.
-    far = hits[hits + most <= last]
-    start = int(far[-1] if len(far) else hits[0]) + 1
-    return tokens[start : start + most]
-
-
 class DraftController:
-    """How much to draft from a source, by what it brought.
+    """Draft length of one drafter, adapted to its measured speed-up.
 
-    A step with drafts is held against the steps without that the same tokens would have taken. Where drafts do not pay
-    there are none for a while.
+    A step with drafts is compared with the steps without drafts that the same tokens would have taken. Where drafts do
+    not pay, there are none for a while.
     """
 
     def __init__(self, source: Drafter) -> None:
@@ -105,7 +79,7 @@ class DraftController:
         self._cooldown, self._backoff = 0, _REST[0]
 
     def draft_length(self, decoding: int) -> int:
-        """Tokens to draft for a sequence in a step that decodes so many."""
+        """Tokens to draft for each sequence of a step that decodes `decoding` of them; 0: none now."""
         if decoding not in self._plain:
             return 0
         if self._cooldown:
@@ -113,19 +87,19 @@ class DraftController:
             return 0
         return int(self._length)
 
-    def observe(self, decoding: int, drafted: int, confirmed: int, seconds: float) -> None:
-        """Note a step of `decoding` sequences and nothing else."""
+    def observe(self, decoding: int, drafted: int, accepted: int, seconds: float) -> None:
+        """Note a step of `decoding` sequences and nothing else, and how many of its draft tokens were accepted."""
         plain = self._plain.get(decoding, seconds)
         if not drafted:
             self._plain[decoding] = plain + _SMOOTH * (seconds - plain)
             return
-        self._gain += _SMOOTH * ((decoding + confirmed) / decoding * plain / seconds - self._gain)
+        self._gain += _SMOOTH * ((decoding + accepted) / decoding * plain / seconds - self._gain)
         if self._gain < 1:
             self._gain, self._cooldown = 1.0, self._backoff
             self._backoff = min(2 * self._backoff, _REST[1])
-        elif confirmed:
+        elif accepted:
             self._backoff = _REST[0]
-        if confirmed == drafted:
+        if accepted == drafted:
             self._length = min(float(MAX_DRAFT_TOKENS), 1.5 * self._length + 1)
-        elif 2 * confirmed < drafted:
+        elif 2 * accepted < drafted:
             self._length = max(2.0, self._length / 2)

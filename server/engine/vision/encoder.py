@@ -1,4 +1,4 @@
-"""Encodes images beside the batch loop, on a thread of its own, and keeps what it has lately encoded."""
+"""Image encoder: a thread beside the batch loop that encodes images, and the cache of their embeddings."""
 
 from __future__ import annotations
 
@@ -6,26 +6,14 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from server.engine.types import RgbImage
-from server.engine.vision.projector import ProjectorError
-
-MAX_BYTES = 256 * 2**20
-"""Bytes of embeddings kept. An image of 256 tokens takes 1 to 5 MB."""
-
-Embeddings = list[NDArray[np.float32]]
-
-
-class Encodes(Protocol):
-    def encode(self, picture: RgbImage) -> Embeddings: ...
+from server.engine.types import ENCODER_CACHE_BYTES, RgbImage
+from server.engine.vision.base import Embeddings, ImageModel, ProjectorError
 
 
 class EncoderCacheKey(NamedTuple):
-    """What one scope has shown is never another's to find."""
+    """An image of one cache salt: never found under another."""
 
     cache_salt: str
     digest: str
@@ -33,7 +21,7 @@ class EncoderCacheKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncoderResult:
-    """The thread is done with a picture. None: it cannot be encoded. An error: our own, which ends the thread."""
+    """The thread is done with an image. None: it cannot be encoded. An error: our own, which ends the thread."""
 
     key: EncoderCacheKey
     embeddings: Embeddings | None
@@ -41,14 +29,16 @@ class EncoderResult:
 
 
 class ImageEncoder:
-    """One picture at a time: of each scope first come, first served, and scopes take turns, so that nobody waits for
-    all of another's. All but the encoding itself happens on the caller's thread.
+    """One image at a time: of each cache salt first come, first served, and salts take turns, so that nobody waits for
+    all images of another. All but the encoding itself happens on the caller's thread.
 
-    Encoding cannot be interrupted: what nobody wants any more is encoded to its end, if it has begun, and dropped.
+    Encoding cannot be interrupted: an image that nobody wants any more is encoded to its end, if begun, and dropped.
     """
 
-    def __init__(self, projector: Encodes, done: Callable[[EncoderResult], None], *, kept: int = MAX_BYTES) -> None:
-        self._projector = projector
+    def __init__(
+        self, model: ImageModel, done: Callable[[EncoderResult], None], *, kept: int = ENCODER_CACHE_BYTES
+    ) -> None:
+        self._model = model
         self._done = done
         self._kept = kept
         self._found: dict[EncoderCacheKey, Embeddings] = {}
@@ -57,50 +47,51 @@ class ImageEncoder:
         self._requests: dict[EncoderCacheKey, tuple[RgbImage, set[int]]] = {}
         self._current: EncoderCacheKey | None = None
         self._turns: dict[str, int] = {}
-        """When each scope had its last turn, of those that have had one since nobody waited."""
+        """When each cache salt had its last turn, of those that have had one since nobody waited."""
         self._work: queue.SimpleQueue[tuple[EncoderCacheKey, RgbImage]] = queue.SimpleQueue()
         threading.Thread(target=self._run, daemon=True).start()
 
     @property
     def busy(self) -> bool:
-        """Whether an image is being encoded."""
+        """True while an image is being encoded."""
         return self._current is not None
 
     @property
     def waiting(self) -> int:
-        """Images that somebody waits for."""
+        """The number of images that requests wait for."""
         return len(self._requests)
 
-    def request(self, job_id: int, scope: str, picture: RgbImage) -> Embeddings | None:
-        """A picture's embeddings, where they are kept; else the job is among those that wait for them."""
-        key = EncoderCacheKey(scope, picture.digest)
+    def request(self, request_id: int, cache_salt: str, image: RgbImage) -> Embeddings | None:
+        """An image's embeddings, where they are kept; else the request is among those that wait for them."""
+        key = EncoderCacheKey(cache_salt, image.digest)
         if (found := self._found.pop(key, None)) is not None:
             self._found[key] = found  # the latest used
             return found
-        self._requests.setdefault(key, (picture, set()))[1].add(job_id)
+        self._requests.setdefault(key, (image, set()))[1].add(request_id)
         self._go_on()
         return None
 
-    def abort(self, job_id: int) -> None:
-        """The job waits for nothing any more."""
-        for key, (_, jobs) in list(self._requests.items()):
-            jobs.discard(job_id)
-            if not jobs:
+    def abort(self, request_id: int) -> None:
+        """The request waits for no image any more."""
+        for key, (_, waiting) in list(self._requests.items()):
+            waiting.discard(request_id)
+            if not waiting:
                 del self._requests[key]
 
     def complete(self, encoded: EncoderResult) -> set[int]:
-        """Take in what the thread has said: the jobs that have waited for it. Nobody's is dropped. Raises its error."""
+        """Take in a result of the thread, for the requests whose ids it returns; dropped where there are none.
+        Raises its error."""
         if encoded.error is not None:
             raise encoded.error
         self._current = None
-        _, jobs = self._requests.pop(encoded.key, (None, set()))
-        if jobs and encoded.embeddings is not None:
+        _, waiting = self._requests.pop(encoded.key, (None, set()))
+        if waiting and encoded.embeddings is not None:
             self._found[encoded.key] = encoded.embeddings
             self.bytes += _size(encoded.embeddings)
             while self.bytes > self._kept:
                 self.bytes -= _size(self._found.pop(next(iter(self._found))))
         self._go_on()
-        return jobs
+        return waiting
 
     def _go_on(self) -> None:
         if self._current is None and self._requests:
@@ -112,9 +103,9 @@ class ImageEncoder:
 
     def _run(self) -> None:
         while True:
-            key, picture = self._work.get()
+            key, image = self._work.get()
             try:
-                embeddings = self._projector.encode(picture)
+                embeddings = self._model.encode(image)
             except ProjectorError:
                 embeddings = None
             except Exception as error:  # raised where the worker's own are

@@ -1,34 +1,29 @@
-"""Prompts with images, laid out as one array of tokens.
+"""Image placeholders: prompts with images as one array of tokens, without llama.cpp.
 
-An image stands in the array as a run of one negative number, which means the same picture wherever it occurs. So what
-compares tokens (the prefix cache) compares images by their digest, and what counts tokens counts theirs.
+An image is a run of one negative number in the array, the same wherever the image occurs. So comparing tokens (the
+prefix cache) compares images by their digest, and counting tokens counts theirs.
 """
 
 from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from server.engine.types import EngineRequest, RgbImage
-from server.engine.vision.projector import Chunk, ImageChunk
+from server.engine.vision.base import ImageChunk, ImageModel
 
 _REMEMBERED = 4096
-"""Pictures whose numbers are known. One forgotten and seen again gets others: nothing cached is found, nothing is
+"""Images whose numbers are remembered. One forgotten and seen again gets others: nothing cached is found, nothing is
 wrong."""
-
-
-class ImageModel(Protocol):
-    def layout(self, width: int, height: int) -> list[Chunk]: ...
 
 
 @dataclass(slots=True, eq=False)
 class ImageSpan:
-    """The tokens `start` ≤ i < `end` of one sequence: a picture, or its `index`-th patch. `embeddings` are there from
-    when they are known until they are in the KV cache."""
+    """The tokens `start` ≤ i < `end` of one sequence: an image, or its `index`-th patch. `embeddings` are set from the
+    end of its encoding until they are in the KV cache."""
 
     start: int
     end: int
@@ -39,41 +34,41 @@ class ImageSpan:
 
     @property
     def mrope_offset(self) -> int:
-        """How many positions fewer than tokens it takes."""
+        """Tokens of the span less its positions (M-RoPE)."""
         return self.end - self.start - self.chunk.advance
 
 
 class PlaceholderExpander:
-    """Lays prompts out, always the same picture the same way."""
+    """Expands each image of a prompt to its tokens, always the same image the same way."""
 
-    def __init__(self, projector: ImageModel) -> None:
-        self._projector = projector
+    def __init__(self, model: ImageModel) -> None:
+        self._model = model
         self._numbers: dict[str, int] = {}
         self._next = -1
 
-    def expand(self, job: EngineRequest) -> tuple[array[int], tuple[ImageSpan, ...]]:
-        """The prompt's tokens with those of its pictures. Raises ProjectorError."""
+    def expand(self, request: EngineRequest) -> tuple[array[int], tuple[ImageSpan, ...]]:
+        """The prompt's tokens with those of its images. Raises ProjectorError."""
         tokens: array[int] = array("i")
         images: list[ImageSpan] = []
         done = 0
-        for offset, picture in job.images:
-            tokens += job.tokens[done:offset]
+        for offset, image in request.images:
+            tokens += request.tokens[done:offset]
             done = offset
-            parts = self._projector.layout(picture.width, picture.height)
-            number = self._number(picture.digest, sum(isinstance(part, ImageChunk) for part in parts))
+            chunks = self._model.layout(image.width, image.height)
+            number = self._number(image.digest, sum(isinstance(chunk, ImageChunk) for chunk in chunks))
             index = 0
-            for part in parts:
-                if isinstance(part, ImageChunk):
+            for chunk in chunks:
+                if isinstance(chunk, ImageChunk):
                     start = len(tokens)
-                    tokens += array("i", [number - index]) * part.tokens
-                    images.append(ImageSpan(start, len(tokens), picture, index, part))
+                    tokens += array("i", [number - index]) * chunk.tokens
+                    images.append(ImageSpan(start, len(tokens), image, index, chunk))
                     index += 1
                 else:
-                    tokens += part
-        return tokens + job.tokens[done:], tuple(images)
+                    tokens += chunk
+        return tokens + request.tokens[done:], tuple(images)
 
     def _number(self, digest: str, count: int) -> int:
-        """The first of the numbers of a picture's patches, descending."""
+        """The first of the numbers of an image's patches, descending."""
         number = self._numbers.pop(digest, None)
         if number is None:
             number, self._next = self._next, self._next - count

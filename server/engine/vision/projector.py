@@ -1,4 +1,4 @@
-"""Images as a model takes them, through llama.cpp's mtmd: how many tokens, at which positions, and their embeddings.
+"""llama.cpp's image encoder (mtmd): the tokens, positions and embeddings of images.
 
 Facts are those of llama.cpp's `tools/mtmd/mtmd.h`. As with the model, a failed assertion ends the process.
 """
@@ -9,7 +9,6 @@ import ctypes
 from array import array
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -18,39 +17,20 @@ from numpy.typing import NDArray
 
 from server.engine.llama import LlamaModel, LoadError, add_logger, load_bindings
 from server.engine.types import RgbImage
+from server.engine.vision.base import Chunk, Embeddings, ImageChunk, ProjectorError
+
+__all__ = ["Chunk", "ImageChunk", "Projector", "ProjectorError"]
 
 _SIZES = (1, 1), (64, 64), (448, 448), (2048, 2048), (4096, 4096), (4096, 256), (256, 4096)
 """Images, in pixels, whose tokens show how many any image takes."""
 
 
-class ProjectorError(Exception):
-    """An image cannot be encoded."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ImageChunk:
-    """What stands in a prompt for an image, or a slice of it: `tokens` embeddings, after which the position has moved
-    on by `advance` (the same number, except with M-RoPE)."""
-
-    tokens: int
-    advance: int
-    _start: NDArray[np.int32]
-    _slope: NDArray[np.int32]
-
-    def positions(self, first: int) -> NDArray[np.int32]:
-        """[sections, tokens]: the positions of all its tokens, where the first stands at `first`."""
-        return self._start + np.int32(first) * self._slope
-
-
-Chunk = array | ImageChunk  # type: ignore[type-arg]
-
-
 class Projector:
-    """One loaded projector ("mmproj").
+    """One loaded projector ("mmproj"), an `ImageModel`.
 
-    `causal`: its images' tokens see only those before them; otherwise they all see each other, which takes a whole
-    image in one micro-batch of at least `largest` tokens. `most`: the most tokens an image takes, all patches together.
-    `scaled`: that is less than the projector would take by itself.
+    `causal`: an image's tokens attend only to those before them; otherwise they all attend to each other, which takes a
+    whole image in one micro-batch of at least `largest` tokens. `most`: the most tokens an image takes, all patches
+    together. `scaled`: that is less than the projector would take by itself.
     """
 
     @classmethod
@@ -107,7 +87,7 @@ class Projector:
             self._p = None
 
     def layout(self, width: int, height: int) -> list[Chunk]:
-        """What stands for an image of so many pixels: text tokens of the model's own around and between patches.
+        """The chunks of an image of this size in pixels: text tokens of the model's own around and between patches.
 
         Quick: nothing is computed from pixels. Raises ProjectorError.
         """
@@ -118,12 +98,12 @@ class Projector:
         finally:
             self._m.mtmd_bitmap_free(bitmap)
 
-    def encode(self, picture: RgbImage) -> list[NDArray[np.float32]]:
-        """The embeddings of each of the picture's patches, [tokens, width]. Takes long and cannot be interrupted.
+    def encode(self, image: RgbImage) -> Embeddings:
+        """The embeddings of each of the image's patches, [tokens, width]. Takes long and cannot be interrupted.
 
         Raises ProjectorError. One call at a time; `layout` may be called meanwhile.
         """
-        bitmap = self._bitmap(picture.width, picture.height, picture.rgb)
+        bitmap = self._bitmap(image.width, image.height, image.rgb)
         try:
             with self._tokenized(bitmap) as chunks:
                 return [self._encode(chunk) for chunk in chunks if not self._is_text(chunk)]
@@ -177,7 +157,7 @@ class Projector:
         return np.ctypeslib.as_array(m.mtmd_get_output_embd(self._p), shape).copy()
 
     def _stands_alone(self) -> bool:
-        """Whether an image is laid out the same behind text and another image: only then can it be kept by itself."""
+        """True where an image is laid out alike behind text and another image: only then can it be kept by itself."""
         one, two = (self._bitmap(448, 448, None) for _ in range(2))
         try:
             with self._tokenized(one) as chunks:

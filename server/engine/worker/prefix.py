@@ -13,9 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.engine.scheduler.scheduler import MIN_PREFIX, common_prefix
-
-MAX_BYTES = 256 * 2**20
-"""Bytes of heads kept."""
+from server.engine.types import PREFIX_CACHE_BYTES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +28,7 @@ class PrefixEntry:
 class PrefixCache:
     """The heads used last, in at most `room` bytes."""
 
-    def __init__(self, room: int = MAX_BYTES) -> None:
+    def __init__(self, room: int = PREFIX_CACHE_BYTES) -> None:
         self._room = room
         self._entries: list[PrefixEntry] = []
 
