@@ -35,11 +35,15 @@ from server.engine.sampling.params import Sampling
 from server.engine.sampling.sampler import TokenSampler
 from server.engine.types import Constraint, EngineConfig, EngineRequest, Segment
 from server.engine.vocab import Vocab
+from server.engine.worker.channel import Channel
+from server.engine.worker.loader import LoadedModel
 from server.engine.worker.worker import Worker
 
 MODEL_PARTS = ("decode", "logits")
 SAMPLER_PARTS = ("sampling", "grammar")
 """Together with the model's parts what nobody can spare a server; the others are the loop's own cost."""
+GRAMMAR = ("allows", "allowed_among", "mask", "accept", "jump_forward", "feed_trigger")
+"""Methods of `GrammarState` that steps call."""
 PARTS = (*MODEL_PARTS, *SAMPLER_PARTS, "fill", "append", "frame", "rest")
 
 
@@ -80,16 +84,13 @@ def timing(clock: Clock, worker: Worker) -> Iterator[None]:
     """The clock runs in the worker, and in its samplers and constraints, while this is open."""
     timed: list[tuple[Any, str, str]] = [
         (worker, "step", "rest"),
-        (worker, "_build_batch", "fill"),
-        (worker._context, "decode", "decode"),
-        (worker._context, "logits", "logits"),
-        (worker, "_sample_next", "append"),
+        (worker.runner, "build_batch", "fill"),
+        (worker.loaded.context, "decode", "decode"),
+        (worker.loaded.context, "logits", "logits"),
+        (worker.output, "sample_next", "append"),
         (worker, "_send_output", "frame"),
         (TokenSampler, "choose", "sampling"),
-        *(
-            (GrammarState, name, "grammar")
-            for name in ("allows", "allowed_among", "mask", "accept", "jump_forward", "feed_trigger")
-        ),
+        *((GrammarState, name, "grammar") for name in GRAMMAR),
     ]
     # What an object finds in its class is covered, and uncovered again.
     before = [(owner, name, vars(owner).get(name)) for owner, name, _ in timed]
@@ -112,7 +113,8 @@ class Bench:
         self._ours, self._theirs = socket.socketpair()
         self._ours.setblocking(False)
         self._decoder = Decoder()
-        self.worker = Worker(self._theirs, spec)
+        loaded = LoadedModel.load(spec)
+        self.worker = Worker(loaded, Channel(self._theirs, loaded))
         self._vocab = Vocab.load(spec.path)
         self._endings = tuple(token for token in range(self._vocab.size) if self._vocab.is_eog(token))
         self._count = 0
@@ -142,7 +144,7 @@ class Bench:
     def measure(self, jobs: list[EngineRequest], steps: int) -> dict[str, Any]:
         """Decode the jobs together for so many steps, or until one ends. Figures in microseconds a step."""
         for job in jobs:
-            self.worker.put(AddRequest(job))
+            self.worker.channel.put(AddRequest(job))
         waiting = {job.id for job in jobs}
         unfinished = set(waiting)
 
@@ -152,7 +154,7 @@ class Bench:
                 unfinished.difference_update(id for id, _ in step.ended)
             return sum(tokens for step in said for _, _, tokens in step.output)
 
-        running = self.worker._scheduler.running
+        running = self.worker.scheduler.running
         # What a grammar forces at the beginning is said before the prompt is prefilled.
         while (waiting or any(each.num_computed_tokens < len(each.request.tokens) for each in running)) and len(
             unfinished

@@ -90,7 +90,7 @@ def test_the_image_gets_what_the_server_needs_and_no_more(tmp_path: Path) -> Non
     for path in sent:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, tmp_path / path)
-    imported = "server.cli.http_server, server.engine.worker.worker, server.chat.prompt_builder"
+    imported = "server.cli.http_server, server.engine.worker.main, server.chat.prompt_builder"
     program = f"import {imported}; print(server.cli.http_server.__file__)"
     environment = {**os.environ, "PYTHONPATH": ""}
     done = subprocess.run(

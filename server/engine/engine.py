@@ -56,7 +56,7 @@ from server.engine.watchdog import CHECKS, Watchdog
 
 _log = logging.getLogger(__name__)
 
-WORKER = ("server.engine.worker.worker",)
+WORKER = ("server.engine.worker.main",)
 """The module that is a worker's program, and its arguments before the last, which is the file descriptor of its end."""
 
 _BACK_OFF = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)

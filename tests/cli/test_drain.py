@@ -164,7 +164,7 @@ def test_a_worker_that_hangs_costs_its_generations_and_nothing_else(started: Sta
     (worker,) = [
         each
         for each in psutil.Process(running.process.pid).children()
-        if "server.engine.worker.worker" in " ".join(each.cmdline())
+        if "server.engine.worker.main" in " ".join(each.cmdline())
     ]
     worker.send_signal(signal.SIGSTOP)
     assert streaming.result()["error"]["code"] == "provider-error"

@@ -11,6 +11,8 @@ from typing import Any
 
 from server.engine import EngineConfig, EngineRequest, Failed, Finished, Sampling
 from server.engine.protocol import AddRequest, Decoder, StepOutput
+from server.engine.worker.channel import Channel
+from server.engine.worker.loader import LoadedModel
 from server.engine.worker.worker import Worker
 
 
@@ -19,7 +21,9 @@ class Bench:
 
     def __init__(self, path: Path, **spec: Any) -> None:
         self._ours, theirs = socket.socketpair()
-        self.worker = Worker(theirs, EngineConfig(str(path), **{"slots": 3, "threads": 1, **spec}), repack=False)
+        config = EngineConfig(str(path), **{"slots": 3, "threads": 1, **spec})
+        loaded = LoadedModel.load(config, repack=False)
+        self.worker = Worker(loaded, Channel(theirs, loaded))
         self._decoder = Decoder()
         self.outputs: dict[int, bytes] = {}
         self.ends: dict[int, Finished | Failed] = {}
@@ -44,19 +48,19 @@ class Bench:
 
     def submit(self, number: int, tokens: array[int], max_tokens: int) -> None:
         greedy = Sampling(temperature=0)
-        self.worker.put(
+        self.worker.channel.put(
             AddRequest(EngineRequest(number, tokens, greedy, f"scope {number}", deadline=0, max_tokens=max_tokens))
         )
 
     def run(self) -> None:
         self.worker.step()
-        while self.worker._scheduler.running or self.worker._scheduler.queue:
+        while self.worker.scheduler.running or self.worker.scheduler.queue:
             self.worker.step()
         self.close()
 
     def close(self) -> None:
         """Everything said is read."""
-        self.worker._connection.close()
+        self.worker.channel.close()
         self._reader.join(10)
         self._ours.close()
-        self.worker.close()
+        self.worker.loaded.close()

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from server.engine import EngineConfig
 from server.engine.memory.plan import MemoryPlan
-from server.engine.worker.worker import best_plan
+from server.engine.worker.loader import best_plan
 
 
 def sized(length: int, cells: int) -> Callable[[EngineConfig], MemoryPlan]:
-    """What takes the place of `worker.best`: sequences of up to `length` tokens in `cells`, of their own where that
+    """Takes the place of `loader.best_plan`: sequences of up to `length` tokens in `cells`, of their own where that
     is enough for all."""
 
     def plan(spec: EngineConfig) -> MemoryPlan:

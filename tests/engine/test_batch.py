@@ -14,8 +14,8 @@ import pytest
 from server.engine import EngineRequest, Finished, Sampling, Segment, Vocab, llama
 from server.engine.protocol import AbortRequest, AddRequest, Finish
 from server.engine.scheduler.scheduler import PrefixMatch, Sequence, Slot
-from server.engine.worker import worker
-from server.engine.worker.worker import Worker
+from server.engine.worker import loader
+from server.engine.worker.slot_memory import SlotMemory
 from tests.engine.bench import Bench
 from tests.engine.planned import sized
 from tests.engine.test_generate import LETTERS, NEXT
@@ -24,7 +24,7 @@ from tests.engine.test_generate import LETTERS, NEXT
 @pytest.fixture
 def bench(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     """With a KV cache of 256 cells for three sequences of up to 200 tokens."""
-    monkeypatch.setattr(worker, "best_plan", sized(200, 256))
+    monkeypatch.setattr(loader, "best_plan", sized(200, 256))
     yield Bench(smollm2)
 
 
@@ -36,8 +36,8 @@ def letters(vocab: Vocab) -> array[int]:
 @pytest.mark.slow
 def test_a_full_cache_lets_the_newest_step_aside(bench: Bench, letters: array[int]) -> None:
     parked = []
-    park = bench.worker._scheduler.preempt
-    bench.worker._scheduler.preempt = lambda: parked.append(park()) or parked[-1]  # type: ignore[method-assign]
+    park = bench.worker.scheduler.preempt
+    bench.worker.scheduler.preempt = lambda: parked.append(park()) or parked[-1]  # type: ignore[method-assign]
     for number in range(3):
         bench.submit(number, letters, 60)
     bench.run()
@@ -51,13 +51,13 @@ def test_a_job_that_is_told_to_end_says_what_it_took(bench: Bench, letters: arra
     for number in (1, 2):
         bench.submit(number, letters, 40)
     while (
-        any(sequence.num_output_tokens < 4 for sequence in bench.worker._scheduler.running)
-        or not bench.worker._samplers
+        any(sequence.num_output_tokens < 4 for sequence in bench.worker.scheduler.running)
+        or not bench.worker.output.samplers
     ):
         bench.worker.step()
     bench.submit(3, letters, 8)
     for number in (1, 3, 99):
-        bench.worker.put(Finish(number))
+        bench.worker.channel.put(Finish(number))
     bench.run()
     ended, on, queued = (bench.ends[number] for number in (1, 2, 3))
     assert isinstance(ended, Finished) and isinstance(on, Finished) and isinstance(queued, Finished)
@@ -71,9 +71,9 @@ def test_a_job_that_is_told_to_end_says_what_it_took(bench: Bench, letters: arra
 def test_idle_slots_are_forgotten_before_anyone_steps_aside(bench: Bench, letters: array[int]) -> None:
     bench.submit(1, letters, 40)
     bench.worker.step()
-    while bench.worker._scheduler.running:
+    while bench.worker.scheduler.running:
         bench.worker.step()
-    [idle] = [slot for slot in bench.worker._scheduler.slots if slot.tokens]
+    [idle] = [slot for slot in bench.worker.scheduler.slots if slot.tokens]
     bench.submit(2, letters, 40)
     bench.submit(3, letters, 40)
     bench.run()
@@ -86,23 +86,25 @@ def test_idle_slots_are_forgotten_before_anyone_steps_aside(bench: Bench, letter
 def test_with_cells_of_their_own_answers_and_prompts_take_steps_in_turn(smollm2: Path, letters: array[int]) -> None:
     bench = Bench(smollm2, context_length=200, speculation=False)
     worker, steps, notes = bench.worker, [], []
-    assert worker._scheduler._separate_prefill
-    decode, note = worker._context.decode, worker._scheduler.budget.observe
+    assert worker.scheduler._separate_prefill
+    decode, note = worker.loaded.context.decode, worker.scheduler.budget.observe
 
     def noted(batch: llama.Batch, count: int) -> int:
         steps.append(dict(Counter(batch.sequence[:count].tolist())))
         return decode(batch, count)
 
-    worker._context.decode = noted  # type: ignore[method-assign]
-    worker._scheduler.budget.observe = lambda *noted: notes.append(noted) or note(*noted)  # type: ignore[method-assign]
+    worker.loaded.context.decode = noted  # type: ignore[method-assign]
+    worker.scheduler.budget.observe = lambda *noted: notes.append(noted) or note(*noted)  # type: ignore[method-assign]
     for number in (1, 2):
         bench.submit(number, letters, 40)
-    while len(worker._samplers) < 2 or any(sequence.num_output_tokens < 4 for sequence in worker._scheduler.running):
+    while len(worker.output.samplers) < 2 or any(
+        sequence.num_output_tokens < 4 for sequence in worker.scheduler.running
+    ):
         worker.step()
-    first, second = (sequence.slot.id for sequence in worker._scheduler.running)
+    first, second = (sequence.slot.id for sequence in worker.scheduler.running)
     answers = {first: 1, second: 1}
     steps.clear(), notes.clear()
-    worker._scheduler.budget._chunk = 16.0
+    worker.scheduler.budget._chunk = 16.0
     bench.submit(3, letters, 2)
     bench.run()
     prompts = [place for place, step in enumerate(steps) if max(step.values()) > 1]
@@ -115,18 +117,18 @@ def test_with_cells_of_their_own_answers_and_prompts_take_steps_in_turn(smollm2:
 
 def test_an_aborted_step_is_done_again_for_the_survivors(bench: Bench, letters: array[int]) -> None:
     bench.submit(1, letters, 24)
-    while 1 not in bench.worker._samplers or bench.worker._scheduler.running[0].num_output_tokens < 4:
+    while 1 not in bench.worker.output.samplers or bench.worker.scheduler.running[0].num_output_tokens < 4:
         bench.worker.step()
     results = []
-    decode = bench.worker._context.decode
+    decode = bench.worker.loaded.context.decode
 
     def cancelled_meanwhile(batch: llama.Batch, count: int) -> int:
         if count > 1 and not results:
-            bench.worker.put(AbortRequest(2))
+            bench.worker.channel.put(AbortRequest(2))
         results.append(decode(batch, count))
         return results[-1]
 
-    bench.worker._context.decode = cancelled_meanwhile  # type: ignore[method-assign]
+    bench.worker.loaded.context.decode = cancelled_meanwhile  # type: ignore[method-assign]
     bench.submit(2, letters[:40], 1)
     bench.run()
     assert results[0] == llama.ABORTED and set(results[1:]) == {llama.OK}
@@ -138,15 +140,15 @@ def test_a_small_share_of_a_step_is_no_reason_to_abort(bench: Bench, letters: ar
     for number in (1, 2, 3):
         bench.submit(number, letters, 4)
     results = []
-    decode = bench.worker._context.decode
+    decode = bench.worker.loaded.context.decode
 
     def cancelled_meanwhile(batch: llama.Batch, count: int) -> int:
         if not results:
-            bench.worker.put(AbortRequest(3))
+            bench.worker.channel.put(AbortRequest(3))
         results.append(decode(batch, count))
         return results[-1]
 
-    bench.worker._context.decode = cancelled_meanwhile  # type: ignore[method-assign]
+    bench.worker.loaded.context.decode = cancelled_meanwhile  # type: ignore[method-assign]
     bench.run()
     assert set(results) == {llama.OK}
     assert set(bench.ends) == {1, 2}
@@ -157,20 +159,20 @@ def test_a_small_share_of_a_step_is_no_reason_to_abort(bench: Bench, letters: ar
 def test_jobs_that_begin_alike_prefill_it_once(
     smollm2: Path, letters: array[int], monkeypatch: pytest.MonkeyPatch, cells: int
 ) -> None:
-    monkeypatch.setattr(worker, "best_plan", sized(200, cells))
+    monkeypatch.setattr(loader, "best_plan", sized(200, cells))
     bench = Bench(smollm2)
     prompt = letters[:-3]
     for number in range(3):
         job = EngineRequest(number, array("i", prompt), Sampling(temperature=0), "scope", deadline=0, max_tokens=12)
-        bench.worker.put(AddRequest(job))
+        bench.worker.channel.put(AddRequest(job))
     counts = []
-    decode = bench.worker._context.decode
+    decode = bench.worker.loaded.context.decode
 
     def counting(batch: llama.Batch, count: int) -> int:
         counts.append(count)
         return decode(batch, count)
 
-    bench.worker._context.decode = counting  # type: ignore[method-assign]
+    bench.worker.loaded.context.decode = counting  # type: ignore[method-assign]
     bench.run()
     assert len({bench.outputs[number] for number in range(3)}) == 1
     ends = [bench.ends[number] for number in range(3)]
@@ -213,11 +215,15 @@ class Memory:
 def test_a_prefix_is_kept_only_where_that_is_right(
     held: int, prompt: int, common: int, recurrent: bool, window: int, memory: Memory, kept: int, cuts: list[int]
 ) -> None:
-    model = SimpleNamespace(recurrent=recurrent, window=window)
-    stub: Any = SimpleNamespace(_model=model, _context=memory, _head=lambda *_, **__: None)
+    loaded: Any = SimpleNamespace(
+        plan=SimpleNamespace(kv_per_slot=False, slots=1),
+        model=SimpleNamespace(recurrent=recurrent, window=window),
+        context=memory,
+        mtp_drafter=None,
+    )
     tokens = array("i", range(prompt))
     job = EngineRequest(1, tokens, Sampling(), "scope", deadline=0)
     sequence = Sequence(job, Slot(0, tokens=array("i", range(held))), 1, tokens)
-    Worker._restore_prefix(stub, sequence, PrefixMatch(sequence.slot, common, common == held))
+    SlotMemory(loaded).restore_prefix(sequence, PrefixMatch(sequence.slot, common, common == held))
     assert sequence.num_computed_tokens == sequence.num_cached_tokens == kept
     assert memory.cuts == cuts

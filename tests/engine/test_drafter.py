@@ -17,8 +17,8 @@ from server.engine.speculative import base as speculation
 from server.engine.speculative.base import MAX_DRAFT_TOKENS, DraftController, DraftRequest, NgramDrafter
 from server.engine.speculative.model import ModelDrafter
 from server.engine.types import EngineConfig
-from server.engine.worker import worker
-from server.engine.worker.worker import best_plan
+from server.engine.worker import loader
+from server.engine.worker.loader import best_plan
 from tests.chat.standin import write_model
 from tests.engine.bench import Bench
 from tests.engine.planned import sized
@@ -55,7 +55,7 @@ def test_a_draft_model_changes_nothing_but_the_number_of_steps(
     random_model: Path, drafting: Path, eager: None, jobs: Jobs, pool: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if pool:
-        monkeypatch.setattr(worker, "best_plan", sized(400, 1200))
+        monkeypatch.setattr(loader, "best_plan", sized(400, 1200))
     plain, plainly = outputs(random_model, jobs, speculation=False)
     drafted, steps = outputs(random_model, jobs, draft_model_path=str(drafting))
     assert drafted == plain
@@ -76,19 +76,20 @@ def test_drafts_are_cut_off_where_a_window_moves_on(
     for number, path in paths.items():
         write_model(path, vocabulary, [], size=600, architecture="gemma3", layers=6, seed=number)
     if pool:
-        monkeypatch.setattr(worker, "best_plan", sized(1200, 2560))
+        monkeypatch.setattr(loader, "best_plan", sized(1200, 2560))
     found, rejected = {}, []
     for draft in (None, str(paths[seed])):
         bench = Bench(paths[1], context_length=1200, slots=2, speculation=draft is not None, draft_model_path=draft)
-        assert bench.worker._model.window == 512
-        verify = bench.worker._verify_draft
+        assert bench.worker.loaded.model.window == 512
+        verify = bench.worker.output.verify_draft
 
-        def noted(sequence: Sequence, drafted: array[int], logits: Any, verify: Any = verify) -> int:
-            confirmed: int = verify(sequence, drafted, logits)
-            rejected.append(len(drafted) - confirmed)
-            return confirmed
+        def noted(sequence: Sequence, drafted: array[int], logits: Any, verify: Any = verify) -> Any:
+            before = sequence.num_computed_tokens
+            end = verify(sequence, drafted, logits)
+            rejected.append(len(drafted) - (sequence.num_computed_tokens - before))
+            return end
 
-        bench.worker._verify_draft = noted  # type: ignore[method-assign]
+        bench.worker.output.verify_draft = noted  # type: ignore[method-assign]
         for number in range(2):
             bench.submit(number, array("i", [(13 * n + 7 * number) % 577 for n in range(700)]), 250)
         bench.run()
@@ -106,15 +107,15 @@ def test_drafts_are_cut_off_where_a_window_moves_on(
 
 def test_its_cache_holds_what_it_says(random_model: Path, drafting: Path, eager: None) -> None:
     bench = Bench(random_model, context_length=400, draft_model_path=str(drafting))
-    made = bench.worker._model_drafter
+    made = bench.worker.loaded.drafter
     assert made is not None
     for number in range(3):
         prompt = array("i", [300 + number, *[7, 8, 9] * (6 + 40 * number)])
         job = EngineRequest(number, prompt, Sampling(temperature=0), "scope", 0, max_tokens=60)
-        bench.worker.put(AddRequest(job))
+        bench.worker.channel.put(AddRequest(job))
     bench.worker.step()
     seen = 0
-    while bench.worker._scheduler.running:
+    while bench.worker.scheduler.running:
         bench.worker.step()
         for slot, held in enumerate(made._held):
             assert made._context.last_position(slot) == len(held.tokens) - 1
@@ -220,8 +221,8 @@ def test_what_cannot_draft_is_refused(sdist: Path, random_model: Path, tmp_path:
         with pytest.raises(llama.LoadError, match=why):
             Bench(random_model, context_length=400, draft_model_path=str(path))
     bench = Bench(mamba, context_length=400, draft_model_path=str(random_model))
-    assert bench.worker._model_drafter is None, "what was wrong could not be cut off again"
-    assert any("draft" in note for note in bench.worker.info.notes)
+    assert bench.worker.loaded.drafter is None, "what was wrong could not be cut off again"
+    assert any("draft" in note for note in bench.worker.loaded.info.notes)
     bench.submit(1, array("i", [1, 2, 3]), 4)
     bench.run()
     assert isinstance(bench.ends[1], Finished)

@@ -13,7 +13,7 @@ import pytest
 
 from server.engine import EngineRequest, Finished, Sampling
 from server.engine.protocol import AddRequest
-from server.engine.worker import worker
+from server.engine.worker import loader
 from tests.chat.standin import write_model
 from tests.engine.bench import Bench
 from tests.engine.planned import sized
@@ -53,11 +53,11 @@ class Runs:
         bench = self.bench
         numbers = [next(_numbers) for _ in prompts]
         for number, prompt, scope in zip(numbers, prompts, scopes, strict=True):
-            bench.worker.put(
+            bench.worker.channel.put(
                 AddRequest(EngineRequest(number, prompt, Sampling(temperature=0), scope, 0, max_tokens=24))
             )
         bench.worker.step()
-        while bench.worker._scheduler.running or bench.worker._scheduler.queue:
+        while bench.worker.scheduler.running or bench.worker.scheduler.queue:
             bench.worker.step()
         bench.await_ends(numbers)
         ends = [bench.ends[number] for number in numbers]
@@ -76,7 +76,7 @@ def test_cache_and_company_change_no_output(
 ) -> None:
     """In cells of each sequence's own, and in a pool."""
     if cells is not None:
-        monkeypatch.setattr(worker, "best_plan", sized(400, cells))
+        monkeypatch.setattr(loader, "best_plan", sized(400, cells))
     runs = Runs(models[architecture])
     prompts = conversations()
     alone = []
@@ -107,7 +107,7 @@ def test_a_long_conversation_goes_on_from_what_is_left_of_it(models: dict[str, P
     runs = Runs(models[architecture], slots=2, length=1000)
     prompt = array("i", [(13 * n) % 577 for n in range(700)])
     [said], _ = runs.together([prompt], ["one"])
-    held = next(slot.tokens for slot in runs.bench.worker._scheduler.slots if len(slot.tokens) > len(prompt))
+    held = next(slot.tokens for slot in runs.bench.worker.scheduler.slots if len(slot.tokens) > len(prompt))
     longer = array("i", [*held, 21, 22, 23])
     [warm], [cached] = runs.together([longer], ["one"])
     [cold], [none] = runs.together([longer], ["two"])

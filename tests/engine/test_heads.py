@@ -47,7 +47,7 @@ class Copies:
 
     def __init__(self, path: Path, scopes: list[str]) -> None:
         bench = Bench(path, context_length=400)
-        context = bench.worker._context
+        context = bench.worker.loaded.context
         self.written: list[int] = []
         self.copied: list[int] = []
         write, copy = context.load_state, context.seq_cp
@@ -56,11 +56,11 @@ class Copies:
         opening = [5 * n % 500 for n in range(30)]
         for number, scope in enumerate(scopes):
             prompt = array("i", [*opening, 300 + number, *[number + 40] * 50])
-            bench.worker.put(
+            bench.worker.channel.put(
                 AddRequest(EngineRequest(number, prompt, Sampling(temperature=0), scope, 0, max_tokens=20))
             )
             bench.worker.step()
-            while bench.worker._scheduler.running:
+            while bench.worker.scheduler.running:
                 bench.worker.step()
         bench.close()
         ends = [bench.ends[number] for number in range(len(scopes))]

@@ -17,7 +17,7 @@ from server.engine import EngineRequest, Failed, Finished, RgbImage, Sampling, S
 from server.engine.protocol import AbortRequest, AddRequest
 from server.engine.speculative import ngram
 from server.engine.vision.projector import Projector, ProjectorError
-from server.engine.worker import worker
+from server.engine.worker import loader
 from tests.chat.standin import WIDTH, write_model
 from tests.engine.bench import Bench as TextBench
 from tests.engine.planned import sized
@@ -36,9 +36,9 @@ class Bench(TextBench):
         super().__init__(
             seer.model, context_length=length, slots=slots, gpu_layers=0, mmproj_path=str(seer.projector), **more
         )
-        assert self.worker._vision is not None
-        self.encoder = self.worker._vision.encoder
-        self.vocab = self.worker._vocab
+        assert self.worker.vision is not None
+        self.encoder = self.worker.vision.encoder
+        self.vocab = self.worker.loaded.vocab
         self._ids = itertools.count(1)
         self.encoded: list[str] = []
         """Digests, in the order in which they began to be encoded."""
@@ -67,13 +67,13 @@ class Bench(TextBench):
         job = EngineRequest(
             number, tokens, GREEDY, scope or f"scope {number}", 0, max_tokens=max_tokens, images=tuple(pictures)
         )
-        self.worker.put(AddRequest(job))
+        self.worker.channel.put(AddRequest(job))
         return number
 
     @property
     def running(self) -> bool:
-        scheduler = self.worker._scheduler
-        return bool(scheduler.running or scheduler.queue or not self.worker.inbox.empty())
+        scheduler = self.worker.scheduler
+        return bool(scheduler.running or scheduler.queue or not self.worker.channel.inbox.empty())
 
     def run(self) -> None:
         while self.running:
@@ -153,13 +153,13 @@ def test_an_image_larger_than_a_step_is_decoded_whole_or_cut(sdist: Path, tmp_pa
     bench = Bench(large)
     prompt: Prompt = ["see: ", picture(1, 400, 300), " what"]
     sizes = []
-    decode = bench.worker._context.decode_embeddings
+    decode = bench.worker.loaded.context.decode_embeddings
 
     def noted(embeddings: Any, positions: Any, sequence: int, *, causal: bool) -> int:
         sizes.append(len(embeddings))
         return decode(embeddings, positions, sequence, causal=causal)
 
-    bench.worker._context.decode_embeddings = noted  # type: ignore[method-assign]
+    bench.worker.loaded.context.decode_embeddings = noted  # type: ignore[method-assign]
     _, end = bench.ask(prompt, max_tokens=10)
     assert list(end.tokens) == reference(large, prompt, 10)
     cut = {"mlp": [64, 64, 16], "gemma3": [144], "qwen2vl": [64, 64, 26], "idefics3": 5 * [36]}
@@ -172,8 +172,8 @@ def test_how_an_image_is_cut_changes_nothing(seers: dict[str, Seer], kind: str) 
     bench = Bench(seers[kind])
     prompt: Prompt = ["see: ", A, B, " what"]
     whole, _ = bench.ask(prompt)
-    assert bench.worker._vision is not None
-    bench.worker._vision.batch = 5
+    assert bench.worker.vision is not None
+    bench.worker.vision.batch = 5
     assert bench.ask(prompt)[0] == whole
     bench.close()
 
@@ -182,11 +182,13 @@ def test_no_image_is_drafted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> N
     """Where an answer goes on as the text did before an image, the draft ends there."""
     prompt: Prompt = ["x = y: ", A, " and x = y: "]
     plain, _ = bench.ask(prompt, max_tokens=30)
-    monkeypatch.setattr(bench.worker._draft_controllers[0], "draft_length", lambda decoding: 8)
+    monkeypatch.setattr(bench.worker.speculator.controllers[0], "draft_length", lambda decoding: 8)
     monkeypatch.setattr(ngram, "ngram_draft", lambda tokens, most: array("i", [tokens[0], -1, -1][:most]))
     drafted = []
-    verify = bench.worker._verify_draft
-    monkeypatch.setattr(bench.worker, "_verify_draft", lambda *given: drafted.append(list(given[1])) or verify(*given))
+    verify = bench.worker.output.verify_draft
+    monkeypatch.setattr(
+        bench.worker.output, "verify_draft", lambda *given: drafted.append(list(given[1])) or verify(*given)
+    )
     assert bench.ask(prompt, max_tokens=30)[0] == plain
     assert drafted and {len(draft) for draft in drafted} == {1}
 
@@ -217,7 +219,7 @@ def test_the_same_image_again_is_read_from_the_cache(bench: Bench, seer: Seer) -
     assert hit.cache_read_tokens == end.prompt_tokens - len(bench.vocab.tokenize([Segment(" well?", True)]))
     _, hit = bench.ask(["Look at the picture: ", B, " well?"], scope="one")
     text = len(bench.vocab.tokenize([Segment("Look at the picture: ", True)]))
-    if not bench.worker._model.window:  # what a copy of a window holds cannot be cut
+    if not bench.worker.loaded.model.window:  # what a copy of a window holds cannot be cut
         assert hit.cache_read_tokens == text + {"mlp": 0, "idefics3": 12}.get(seer.kind, 1)
 
 
@@ -239,7 +241,7 @@ def test_a_beginning_with_an_image_is_copied_to_who_begins_alike(bench: Bench) -
     answers = [bench.answer(number) for number in numbers]
     assert [text for text, _ in answers] == alone
     assert bench.encoded.count(A.digest) == 3
-    if not bench.worker._model.window:
+    if not bench.worker.loaded.model.window:
         assert answers[1][1].cache_read_tokens > 30
 
 
@@ -253,7 +255,7 @@ def test_running_texts_go_on_while_an_image_is_encoded(bench: Bench) -> None:
     for _ in range(20):
         bench.worker.step()
     assert bench.encoder.busy
-    running = {sequence.request.id: sequence.num_output_tokens for sequence in bench.worker._scheduler.running}
+    running = {sequence.request.id: sequence.num_output_tokens for sequence in bench.worker.scheduler.running}
     assert running.pop(image) == 0 and all(output > 10 for output in running.values())
     bench.gate.set()
     bench.run()
@@ -265,7 +267,7 @@ def test_image_steps_alternate_with_token_steps(bench: Bench) -> None:
     """Long images, cut where the projector allows that, beside a running text."""
     bench.ask([A, "?"], scope="s")
     steps = []
-    context = bench.worker._context
+    context = bench.worker.loaded.context
     decode, view = context.decode, context.decode_embeddings
 
     def noted_decode(batch: llama.Batch, count: int) -> int:
@@ -280,15 +282,15 @@ def test_image_steps_alternate_with_token_steps(bench: Bench) -> None:
     text = bench.submit(["Once upon"], max_tokens=150)
     bench.worker.step()
     context.decode, context.decode_embeddings = noted_decode, noted_view  # type: ignore[method-assign]
-    bench.worker._scheduler.budget._chunk = 8.0
-    bench.worker._scheduler.budget.observe = lambda *noted: paces.append(noted)  # type: ignore[method-assign]
+    bench.worker.scheduler.budget._chunk = 8.0
+    bench.worker.scheduler.budget.observe = lambda *noted: paces.append(noted)  # type: ignore[method-assign]
     paces: list[tuple[int, int, float]] = []
     numbers = [bench.submit(["x", A, A, "?"], scope="s") for _ in range(2)]
     bench.run()
     assert all(bench.answer(number)[1].output_tokens for number in (text, *numbers))
     assert ("image", "image") not in itertools.pairwise(steps)
-    assert bench.worker._vision is not None
-    causal = bench.worker._vision.projector.causal
+    assert bench.worker.vision is not None
+    causal = bench.worker.vision.projector.causal
     most = max(tokens for _, tokens, _ in paces)
     assert most <= 8 if causal else most < 16, "what cannot be cut says nothing of how to cut"
     assert steps.count("image") >= (4 if causal else 2)
@@ -304,17 +306,17 @@ def test_images_in_two_requests_at_once(bench: Bench) -> None:
 
 def state(bench: Bench) -> tuple[Any, ...]:
     """What could leak."""
-    worker, sight = bench.worker, bench.worker._vision
+    worker, sight = bench.worker, bench.worker.vision
     assert sight is not None
     return (
-        len(worker._scheduler.running),
-        len(worker._scheduler.queue),
-        len(worker._samplers),
+        len(worker.scheduler.running),
+        len(worker.scheduler.queue),
+        len(worker.output.samplers),
         bench.encoder.waiting,
         bench.encoder.busy,
         bench.encoder.bytes,
         len(sight.images),
-        sum(slot.sequence is not None for slot in worker._scheduler.slots),
+        sum(slot.sequence is not None for slot in worker.scheduler.slots),
     )
 
 
@@ -327,8 +329,8 @@ def test_what_is_cancelled_while_it_is_encoded_leaves_nothing(seers: dict[str, S
         queued = bench.submit([picture(1000 + number), " never begun"])
         bench.worker.step()
         assert bench.begun.acquire(timeout=10)
-        bench.worker.put(AbortRequest(job))
-        bench.worker.put(AbortRequest(queued))
+        bench.worker.channel.put(AbortRequest(job))
+        bench.worker.channel.put(AbortRequest(queued))
         bench.worker.step()
         assert bench.encoder.waiting == 0 and bench.encoder.busy
         bench.gate.set()
@@ -337,8 +339,8 @@ def test_what_is_cancelled_while_it_is_encoded_leaves_nothing(seers: dict[str, S
     assert state(bench) == clean
     assert len(bench.encoded) == 200, "what had not begun never does"
     assert not bench.ends and not bench.outputs
-    for slot in bench.worker._scheduler.slots:
-        assert bench.worker._context.last_position(slot.id) + 1 == len(slot.tokens) - slot.mrope_offset < 40
+    for slot in bench.worker.scheduler.slots:
+        assert bench.worker.loaded.context.last_position(slot.id) + 1 == len(slot.tokens) - slot.mrope_offset < 40
     assert bench.ask(["look: ", A, " well?"])[1].output_tokens == 12
     bench.close()
 
@@ -349,21 +351,21 @@ def test_a_cancel_in_an_image_step_aborts_it(seers: dict[str, Seer], kind: str) 
     prompt: Prompt = ["Look at the picture: ", picture(1, 120, 120), " well?"]
     fresh, _ = bench.ask(prompt)
     results = []
-    decode = bench.worker._context.decode_embeddings
+    decode = bench.worker.loaded.context.decode_embeddings
 
     def cancelled_meanwhile(*arguments: Any, **options: Any) -> int:
         if not results:
-            bench.worker.put(AbortRequest(number))
+            bench.worker.channel.put(AbortRequest(number))
         results.append(decode(*arguments, **options))
         return results[-1]
 
-    bench.worker._context.decode_embeddings = cancelled_meanwhile  # type: ignore[method-assign]
+    bench.worker.loaded.context.decode_embeddings = cancelled_meanwhile  # type: ignore[method-assign]
     number = bench.submit(prompt, scope="s")
     bench.run()
     assert results == [llama.ABORTED] and number not in bench.ends
     assert bench.ask(prompt, scope="s")[0] == fresh
-    for slot in bench.worker._scheduler.slots:
-        assert bench.worker._context.last_position(slot.id) + 1 == len(slot.tokens) - slot.mrope_offset
+    for slot in bench.worker.scheduler.slots:
+        assert bench.worker.loaded.context.last_position(slot.id) + 1 == len(slot.tokens) - slot.mrope_offset
     bench.close()
 
 
@@ -373,31 +375,31 @@ def test_a_cancel_within_an_image_takes_it_out_of_the_cache(seers: dict[str, See
     prompt: Prompt = ["Look at the picture: ", A, " well?"]
     fresh, whole = bench.ask(prompt, scope="s")
     bench.ask(["other"], scope="t")
-    assert bench.worker._vision is not None
-    bench.worker._vision.batch = 5
+    assert bench.worker.vision is not None
+    bench.worker.vision.batch = 5
     number = bench.submit(prompt, scope="s")
-    running = bench.worker._scheduler.running
+    running = bench.worker.scheduler.running
     while not running or running[0].num_computed_tokens <= running[0].next_image_start:
         bench.worker.step()
-    bench.worker.put(AbortRequest(number))
+    bench.worker.channel.put(AbortRequest(number))
     bench.worker._take_in()
-    [slot] = bench.worker._scheduler.slots
+    [slot] = bench.worker.scheduler.slots
     assert not running and min(slot.tokens) >= 0
     held = len(slot.tokens)
-    assert bench.worker._context.last_position(0) + 1 == held < whole.prompt_tokens - 12
+    assert bench.worker.loaded.context.last_position(0) + 1 == held < whole.prompt_tokens - 12
     again, end = bench.ask(prompt, scope="s")
     assert again == fresh and end.cache_read_tokens == held
     bench.close()
 
 
 def test_a_full_cache_lets_an_image_step_aside_and_come_back(seer: Seer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "best_plan", sized(200, 256))
+    monkeypatch.setattr(loader, "best_plan", sized(200, 256))
     bench = Bench(seer, slots=3, speculation=False)
     prompts: list[Prompt] = [["a", A, B, "1"], ["b", B, A, "2"], ["c", picture(3), "3"]]
     alone = [bench.ask(prompt, max_tokens=80)[0] for prompt in prompts]
     parked = []
-    park = bench.worker._scheduler.preempt
-    bench.worker._scheduler.preempt = lambda: parked.append(park()) or parked[-1]  # type: ignore[method-assign]
+    park = bench.worker.scheduler.preempt
+    bench.worker.scheduler.preempt = lambda: parked.append(park()) or parked[-1]  # type: ignore[method-assign]
     for image in (A, B, picture(3)):  # kept from here on, so that none of the three is done before another begins
         bench.ask(["z", image, "0"], max_tokens=1, scope="s")
     numbers = [bench.submit(prompt, max_tokens=80, scope="s") for prompt in prompts]
@@ -418,7 +420,7 @@ def test_too_long_with_its_images_is_refused_as_text_is(bench: Bench) -> None:
 
 def test_an_image_that_no_step_takes_is_refused_by_its_number(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only where an image has to be decoded whole."""
-    sight = bench.worker._vision
+    sight = bench.worker.vision
     assert sight is not None
     monkeypatch.setattr(sight, "batch", 3)
     number = bench.submit(["x", A, "x"], max_tokens=2)
@@ -433,7 +435,7 @@ def test_an_image_that_no_step_takes_is_refused_by_its_number(bench: Bench, monk
 
 
 def test_an_image_of_a_shape_that_the_projector_does_not_take(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    sight = bench.worker._vision
+    sight = bench.worker.vision
     assert sight is not None
     layout = sight.projector.layout
 
@@ -511,7 +513,7 @@ def check_company(seer: Seer, seed: str) -> tuple[int, int]:
                 bench.worker.step()
         if asked and draw.random() < 0.2:
             number = draw.choice([*asked])
-            bench.worker.put(AbortRequest(number))
+            bench.worker.channel.put(AbortRequest(number))
             if number not in bench.ends:
                 del asked[number]
     bench.run()
@@ -519,8 +521,8 @@ def check_company(seer: Seer, seed: str) -> tuple[int, int]:
         bench.worker.step()
     answers = {number: bench.answer(number) for number in asked}
     assert {number: text for number, (text, _) in answers.items()} == {number: alone[asked[number]] for number in asked}
-    for slot in bench.worker._scheduler.slots:
-        assert bench.worker._context.last_position(slot.id) + 1 == len(slot.tokens) - slot.mrope_offset
+    for slot in bench.worker.scheduler.slots:
+        assert bench.worker.loaded.context.last_position(slot.id) + 1 == len(slot.tokens) - slot.mrope_offset
     assert state(bench)[:5] == (0, 0, 0, 0, False)
     bench.close()
     return len(answers), sum(end.cache_read_tokens > 0 for _, end in answers.values())
@@ -532,7 +534,7 @@ def test_neither_cache_nor_company_nor_cancels_change_an_answer(
     seer: Seer, cells: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if cells is not None:
-        monkeypatch.setattr(worker, "best_plan", sized(400, cells))
+        monkeypatch.setattr(loader, "best_plan", sized(400, cells))
     answers, cached = check_company(seer, f"{seer.kind} {cells}")
     assert cached > answers // 4
 
@@ -549,15 +551,14 @@ def test_images_before_a_running_state(sdist: Path, tmp_path: Path) -> None:
     bench.run()
     answer, end = bench.answer(number)
     assert list(end.tokens) == reference(seer, prompt, 10)
-    assert bench.worker._vision is not None
-    bench.worker._vision.batch = 5
+    assert bench.worker.vision is not None
+    bench.worker.vision.batch = 5
     cut = bench.submit(["Look: ", A, "?"], scope="t")
     while (
-        not (running := bench.worker._scheduler.running)
-        or running[0].num_computed_tokens <= running[0].next_image_start
+        not (running := bench.worker.scheduler.running) or running[0].num_computed_tokens <= running[0].next_image_start
     ):
         bench.worker.step()
-    bench.worker.put(AbortRequest(cut))
+    bench.worker.channel.put(AbortRequest(cut))
     bench.run()
     assert bench.ask(prompt, max_tokens=10, scope="s")[0] == answer
     longer: Prompt = [*prompt, answer, A, " more"]

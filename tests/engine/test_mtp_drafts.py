@@ -17,8 +17,8 @@ from server.engine.memory.plan import MemoryPlan
 from server.engine.speculative import base as speculation
 from server.engine.speculative.base import MAX_DRAFT_TOKENS, DraftController, DraftRequest, NgramDrafter
 from server.engine.speculative.mtp import MtpDrafter
-from server.engine.worker import worker
-from server.engine.worker.worker import best_plan
+from server.engine.worker import loader
+from server.engine.worker.loader import best_plan
 from tests.engine.bench import Bench
 from tests.engine.mtp import write_model
 from tests.engine.planned import sized
@@ -326,7 +326,7 @@ def test_drafts_change_nothing_but_the_number_of_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if pool:
-        monkeypatch.setattr(worker, "best_plan", sized(400, 1200))
+        monkeypatch.setattr(loader, "best_plan", sized(400, 1200))
     base = sdist / "vendor/llama.cpp/models/ggml-vocab-gpt-2.gguf"
     path = write_model(tmp_path / "model.gguf", base, architecture=architecture, depth=depth)
     plain, plainly = outputs(path, jobs, speculation=False)
@@ -349,9 +349,9 @@ def test_what_cannot_be_taken_back_is_decoded_again(
     found = []
     for refusing in (False, True):
         bench = Bench(path, context_length=400)
-        remove = bench.worker._context.seq_rm
+        remove = bench.worker.loaded.context.seq_rm
         if refusing:
-            bench.worker._context.seq_rm = lambda slot, start=-1, end=-1: (  # type: ignore[method-assign]
+            bench.worker.loaded.context.seq_rm = lambda slot, start=-1, end=-1: (  # type: ignore[method-assign]
                 start < 0 and remove(slot)  # noqa: B023
             )
         bench.submit(1, array("i", text(1, 30)), 24)
@@ -370,7 +370,7 @@ def test_cache_and_company_change_no_output(
     path = write_model(tmp_path / "model.gguf", base, architecture=architecture, depth=depth)
     runs = Runs(path)
     forgotten: list[int] = []
-    if (layer := runs.bench.worker._mtp_drafter) is not None:
+    if (layer := runs.bench.worker.loaded.mtp_drafter) is not None:
         forget = layer.forget
         layer.forget = lambda slot: forgotten.append(slot) or forget(slot)  # type: ignore[method-assign, func-returns-value]
     prompts = conversations()

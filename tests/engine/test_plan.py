@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import resource
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -22,7 +21,8 @@ from server.engine.memory.device import machine
 from server.engine.memory.hparams import HParams
 from server.engine.memory.plan import SNAPSHOTS, Device, DeviceMemory, Machine, MemoryPlan, gpu_contended, plan, plans
 from server.engine.types import ENCODER_CACHE_BYTES, PREFIX_CACHE_BYTES
-from server.engine.worker.worker import Worker
+from server.engine.worker.loader import LoadedModel
+from server.engine.worker.slot_memory import SlotMemory
 from tests.chat.standin import write_model
 from tests.engine import mtp, sparse
 from tests.engine.conftest import Model
@@ -228,11 +228,10 @@ def test_beginnings_of_prompts_count_where_they_are_kept(
     write_model(path, sdist / "vendor/llama.cpp/models/ggml-vocab-gpt-2.gguf", [], size=600, architecture=architecture)
     spec = EngineConfig(str(path), context_length=512, slots=slots, threads=1)
     made = plan(shape_of(path), Machine((), memory * GIB, GIB), spec)
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        worker = Worker(theirs, spec, made, repack=False)
-    worker.close()
-    assert made.host.prefix_cache == (PREFIX_CACHE_BYTES if worker._prefix_cache is not None else 0)
+    loaded = LoadedModel.load(spec, made, repack=False)
+    memory = SlotMemory(loaded)
+    loaded.close()
+    assert made.host.prefix_cache == (PREFIX_CACHE_BYTES if memory.prefix_cache is not None else 0)
     assert made.host.used == replace(made.host, prefix_cache=0).used + made.host.prefix_cache
     assert bool(made.host.prefix_cache) == (architecture == "llama" and slots == 2 and memory == 64)
 

@@ -80,17 +80,17 @@ def outputs(path: Path, jobs: Jobs, **spec: Any) -> tuple[list[tuple[bytes, Fini
     """What three jobs together give, and the steps it took. What was decoded ahead is counted, not told."""
     bench = Bench(path, context_length=400, **spec)
     steps = 0
-    decode = bench.worker._context.decode
+    decode = bench.worker.loaded.context.decode
 
     def counting(batch: llama.Batch, count: int) -> int:
         nonlocal steps
         steps += 1
         return decode(batch, count)
 
-    bench.worker._context.decode = counting  # type: ignore[method-assign]
+    bench.worker.loaded.context.decode = counting  # type: ignore[method-assign]
     for number in range(3):
         prompt = array("i", [300 + number, *[7, 8, 9, 10, 11, 12] * 4])
-        bench.worker.put(AddRequest(jobs(number, prompt)))
+        bench.worker.channel.put(AddRequest(jobs(number, prompt)))
     bench.run()
     found = []
     for number in range(3):
@@ -153,19 +153,19 @@ def test_a_loop_takes_few_steps(smollm2: Path, eager: None, vocab: Vocab) -> Non
 def test_what_a_slot_holds_after_drafts_is_what_its_tokens_say(random_model: Path, eager: None) -> None:
     bench = Bench(random_model, context_length=400)
     job = EngineRequest(1, array("i", [300, *[7, 8, 9] * 6]), Sampling(temperature=0), "scope", 0, max_tokens=120)
-    bench.worker.put(AddRequest(job))
-    while not bench.worker._scheduler.slots[0].last_used:
+    bench.worker.channel.put(AddRequest(job))
+    while not bench.worker.scheduler.slots[0].last_used:
         bench.worker.step()
-        for slot in bench.worker._scheduler.slots:
+        for slot in bench.worker.scheduler.slots:
             held = slot.sequence.num_computed_tokens if slot.sequence is not None else len(slot.tokens)
-            assert bench.worker._context.last_position(slot.id) == held - 1
+            assert bench.worker.loaded.context.last_position(slot.id) == held - 1
     bench.close()
 
 
 def test_a_full_cache_is_tried_without_drafts(random_model: Path, eager: None, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(random_model, context_length=400)
     refused = []
-    decode = bench.worker._context.decode
+    decode = bench.worker.loaded.context.decode
 
     def full(batch: llama.Batch, count: int) -> int:
         if batch.output[:count].sum() > 2:  # more than a token of each
@@ -173,11 +173,11 @@ def test_a_full_cache_is_tried_without_drafts(random_model: Path, eager: None, m
             return llama.NO_SLOT
         return decode(batch, count)
 
-    bench.worker._context.decode = full  # type: ignore[method-assign]
+    bench.worker.loaded.context.decode = full  # type: ignore[method-assign]
     monkeypatch.setattr(bench.worker, "_free_cells", lambda: pytest.fail("there is room without drafts"))
     for number in range(2):
         prompt = array("i", [300 + number, *[7, 8, 9] * 10])
-        bench.worker.put(
+        bench.worker.channel.put(
             AddRequest(EngineRequest(number, prompt, Sampling(temperature=0), f"{number}", 0, max_tokens=40))
         )
     bench.run()

@@ -19,7 +19,7 @@ from server.engine import engine as client
 from server.engine import watchdog as module
 from server.engine.protocol import Decoder, Ping, Pong, encode
 from server.engine.watchdog import CHECKS, LONGEST, Watchdog
-from server.engine.worker.worker import answer_pings
+from server.engine.worker.main import answer_pings
 from tests.engine.conftest import Model, collect
 from tests.engine.test_generate import LETTERS, LONG
 

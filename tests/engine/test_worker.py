@@ -120,7 +120,7 @@ async def test_a_file_that_is_no_model_is_an_engine_error(tmp_path: Path) -> Non
 
 
 async def test_the_worker_imports_nothing_of_the_web() -> None:
-    code = "import sys, server.engine.worker.worker; print(*sys.modules)"
+    code = "import sys, server.engine.worker.main; print(*sys.modules)"
     root = Path(__file__).parents[2]
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=subprocess.PIPE, cwd=root)
     out, _ = await process.communicate()
