@@ -229,9 +229,9 @@ def test_beginnings_of_prompts_count_where_they_are_kept(
     spec = EngineConfig(str(path), context_length=512, slots=slots, threads=1)
     made = plan(shape_of(path), Machine((), memory * GIB, GIB), spec)
     loaded = LoadedModel.load(spec, made, repack=False)
-    memory = SlotMemory(loaded)
+    cache = SlotMemory(loaded).prefix_cache
     loaded.close()
-    assert made.host.prefix_cache == (PREFIX_CACHE_BYTES if memory.prefix_cache is not None else 0)
+    assert made.host.prefix_cache == (PREFIX_CACHE_BYTES if cache is not None else 0)
     assert made.host.used == replace(made.host, prefix_cache=0).used + made.host.prefix_cache
     assert bool(made.host.prefix_cache) == (architecture == "llama" and slots == 2 and memory == 64)
 
