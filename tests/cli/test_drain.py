@@ -221,7 +221,7 @@ def test_the_log_in_json_joins_a_request_to_its_generation(started: Start, tmp_p
     records = [json.loads(line) for line in written.splitlines()]
     assert all({"time", "level", "logger", "message"} <= set(each) for each in records)
     ours = [each for each in records if each.get("request_id") == "my-request.1"]
-    assert [each["logger"] for each in ours] == ["server.runtime.runtime", "nap_llm.access"]
+    assert [each["logger"] for each in ours] == ["server.runtime.registry", "nap_llm.access"]
     assert (ours[0]["ending"], ours[0]["connection"]) == ("toolUse", "smol") and ours[0]["output_tokens"] > 0
     assert (ours[1]["method"], ours[1]["path"], ours[1]["status"]) == ("POST", "/nap/llm", 200)
     assert any(each["logger"].startswith("uvicorn") for each in records)

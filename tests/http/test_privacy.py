@@ -70,7 +70,7 @@ async def test_program_errors_show_no_content(tmp_path: Path, caplog: pytest.Log
             elif place == "generate":
                 world.engine.generate = boom  # type: ignore[method-assign]
             elif place == "feed":
-                world.runtime._make_parser = lambda spec: type("Parser", (), {"feed": boom, "finish": boom})()  # type: ignore[assignment, return-value]
+                world.runtime.services.make_parser = lambda spec: type("Parser", (), {"feed": boom, "finish": boom})()  # type: ignore[assignment, return-value]
             call = asyncio.create_task(site.call(envelope))
             if place in ("feed", "validate"):
                 run = await world.engine.run()
@@ -104,7 +104,7 @@ async def test_nor_do_those_behind_llm_complete(tmp_path: Path, caplog: pytest.L
             world.engine.generate = boom  # type: ignore[method-assign]
         else:
             parser = type("Parser", (), {"feed": boom, "finish": boom})
-            world.runtime._make_parser = lambda spec: parser()  # type: ignore[assignment, return-value]
+            world.runtime.services.make_parser = lambda spec: parser()  # type: ignore[assignment, return-value]
         messages = [{"role": "user", "content": [{"type": "text", "text": CANARY}]}]
         tools = [{"name": "look", "description": CANARY, "input_schema": {"type": "object"}}]
         call = asyncio.create_task(site.client.post("/llm/complete", json={"messages": messages, "tools": tools}))

@@ -286,7 +286,7 @@ async def test_an_outcome_that_is_certain_frees_the_engine(
                 return [BlockStart(0, "toolCall", "book_table"), BlockDelta(0, "[]"), BlockEnd(0)]
             return self._parser.feed('{"tool_calls": [{"name": "another", ')
 
-    monkeypatch.setattr(house.runtime, "_make_parser", Misheard)
+    monkeypatch.setattr(house.runtime.services, "make_parser", Misheard)
     before = house.engine.counts.output_tokens
     _, result = await house.generate("misheard", story, maxTokens=300)
     if certain == "a refusal":

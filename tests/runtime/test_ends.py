@@ -163,7 +163,7 @@ async def test_a_file_is_fetched_once_for_all_that_wait_and_for_those_that_have_
     for each in first:
         assert (await failing(each)).code == "timeout"
     again = asyncio.create_task(world.runtime.select(WHO, Requirements()))
-    while not [*world.runtime._operations.endpoints()]:
+    while not [*world.runtime.registry.operations.endpoints()]:
         await asyncio.sleep(0)
     gate.set()
     assert (await again).name == "First" and len(fetched) == 1

@@ -62,7 +62,7 @@ async def test_a_token_holds_so_many_selections_that_wait(
         )
 
     waiting = [selecting("shell", endpoint) for endpoint in ("one", "one", "two")]
-    while len([*world.runtime._operations.endpoints()]) < 3:
+    while len([*world.runtime.registry.operations.endpoints()]) < 3:
         await asyncio.sleep(0)
     for endpoint, whose in (("one", "endpoint"), ("three", "token")):
         refused = await failing(selecting("shell", endpoint))
@@ -75,7 +75,7 @@ async def test_a_token_holds_so_many_selections_that_wait(
     for question in world.runtime.decisions.waiting():
         world.runtime.decisions.settle_selection(question.id, "first")
     assert {each.name for each in await asyncio.gather(*waiting)} == {"First"}
-    assert [*world.runtime._operations.endpoints()] == []
+    assert [*world.runtime.registry.operations.endpoints()] == []
     await world.runtime.close()
 
 
@@ -89,11 +89,11 @@ async def test_the_rate_of_a_token_is_that_of_all_its_endpoints(tmp_path: Path) 
         await failing(world.runtime.describe(caller(endpoint="0"), "any")),
     ):
         assert (refused.code, refused.extra) == ("quota-exceeded", {"reason": "rate"})
-    assert len(world.runtime._rates.endpoints) == 5, "who is refused is not remembered"
+    assert len(world.runtime.registry.rates.endpoints) == 5, "who is refused is not remembered"
     await world.runtime.select(caller(token="other"), Requirements())
     world.clock.advance(60)
     await world.runtime.select(caller(endpoint="new"), Requirements())
-    assert len(world.runtime._rates.endpoints) == len(world.runtime._rates.tokens) == 1
+    assert len(world.runtime.registry.rates.endpoints) == len(world.runtime.registry.rates.tokens) == 1
     await world.runtime.close()
 
 

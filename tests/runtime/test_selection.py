@@ -356,7 +356,7 @@ async def test_the_rate_of_one_endpoint_is_bounded_in_any_minute(tmp_path: Path)
     assert world.runtime.cancel(a.endpoint, "g") is False
     world.clock.advance(600)
     await world.runtime.select(b, Requirements())
-    assert len(world.runtime._rates.endpoints) == len(world.runtime._rates.tokens) == 1
+    assert len(world.runtime.registry.rates.endpoints) == len(world.runtime.registry.rates.tokens) == 1
     await world.runtime.close()
 
 
