@@ -153,7 +153,6 @@ def test_nothing_of_a_schema_is_kept_but_by_scope() -> None:
     assert free == {
         "grammars.automata.formats.format_dfa",
         "grammars.gbnf._parser",
-        "grammars.automata.idna._is_valid",
         "grammars.automata.regex._case_pairs",
         "grammars.automata.regex._categories",
         "grammars.automata.regex._parser",
