@@ -220,12 +220,12 @@ def _print_plan(made: MemoryPlan, connection: ModelConfig) -> None:
     _print(f"  plan      {where}{experts}; {made.slots} slots of {made.context_length:,} tokens; {cells}{own}")
     for share in (*made.devices, made.host):
         repacked = f" ({share.repacked / 2**20:,.1f} laid out anew)" if share.repacked else ""
-        heads = f", beginnings of prompts {share.prefix_cache / 2**20:,.1f}" if share.prefix_cache else ""
+        prefixes = f", beginnings of prompts {share.prefix_cache / 2**20:,.1f}" if share.prefix_cache else ""
         images = f", images {share.encoder_cache / 2**20:,.1f}" if share.encoder_cache else ""
         drafts = f", drafts {share.draft_model / 2**20:,.1f}" if share.draft_model else ""
         _print(
             f"            {share.name}: weights {share.weights / 2**20:,.1f} MiB{repacked},"
-            f" KV cache {share.kv / 2**20:,.1f}, compute {share.compute / 2**20:,.1f}{heads}{images}{drafts};"
+            f" KV cache {share.kv / 2**20:,.1f}, compute {share.compute / 2**20:,.1f}{prefixes}{images}{drafts};"
             f" {share.used / 2**20:,.1f} of {share.free / 2**20:,.0f} free"
         )
     for note in made.notes:
