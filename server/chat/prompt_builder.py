@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -23,9 +23,9 @@ from server.chat.parser import ParserSpec
 from server.chat.schemas import ANY_OBJECT, check_tools, compile_answer, tool_arguments
 from server.chat.stop import stop_criteria
 from server.chat.template.capabilities import TemplateCapabilities, detect_capabilities
-from server.chat.template.messages import write_prompt
+from server.chat.template.prompt import PromptWriter
 from server.chat.template.provenance import ProvenanceStr
-from server.chat.template.replay import PromptPart, Sentinel, TurnReplay, Write, last_text
+from server.chat.template.replay import PromptPart, TurnReplay, Write, last_text
 from server.chat.template.template import Template, TemplateError
 from server.chat.types import (
     Capabilities,
@@ -208,20 +208,7 @@ class PromptBuilder:
         # Of the whole conversation: the prompts of its earlier turns begin with it too.
         joined = joined_system(conversation, settings, self.template_capabilities)
 
-        def write(messages: Sequence[Message], ids: Mapping[str, str], sentinel: Sentinel | None) -> ProvenanceStr:
-            part = replace(conversation, messages=tuple(messages))
-            return write_prompt(
-                self.template,
-                self.template_capabilities,
-                self.format,
-                part,
-                options,
-                joined=joined,
-                ids=ids,
-                sentinel=sentinel,
-            )
-
-        return write
+        return PromptWriter(self.template, self.template_capabilities, self.format, conversation, options, joined).write
 
     @cached_property
     def replay(self) -> TurnReplay:

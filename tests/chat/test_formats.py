@@ -19,7 +19,7 @@ from server.chat.formats.spec import ChatFormat
 from server.chat.parser import MalformedOutput, ParserSpec
 from server.chat.prompt_builder import PromptBuilder
 from server.chat.schemas import validate
-from server.chat.template.messages import write_prompt
+from server.chat.template.prompt import PromptWriter
 from server.chat.types import PromptRequest
 from server.engine import Vocab
 from server.wire.records import Message, NamedTool, TextPart, Tool, ToolCallPart, ToolChoice
@@ -263,7 +263,7 @@ def test_tokens_in_content_never_become_control(
     )
     for choice in ("auto", "none"):
         asked = PromptRequest(given_messages, (Tool(evil, evil, schema),), choice)
-        prompt = write_prompt(model.template, model.template_capabilities, model.format, asked)
+        prompt = PromptWriter(model.template, model.template_capabilities, model.format, asked).write(asked.messages)
         runs = prompt.segments()
         assert not any("Qa" in run.text or "bQ" in run.text for run in runs if run.control)
         for marker in markers:

@@ -16,7 +16,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template, rend
 
 from server.chat.formats import recognise
 from server.chat.template.capabilities import detect_capabilities
-from server.chat.template.messages import write_prompt
+from server.chat.template.prompt import PromptWriter
 from server.chat.template.provenance import ProvenanceStr, from_template, from_user
 from server.chat.template.template import Template, TemplateError
 from server.chat.types import PromptRequest
@@ -126,7 +126,8 @@ def test_a_full_conversation(
     """As we give it to the template: turns it lacks carried otherwise, ids in its format's shape."""
     template = Recorder(templates[name], bos=TOKENS["bos_token"], eos=TOKENS["eos_token"])
     traits = detect_capabilities(template)
-    write_prompt(template, traits, recognise(template.source, traits.sample), ADAPTED[variant](conversation("auto")))
+    asked = ADAPTED[variant](conversation("auto"))
+    PromptWriter(template, traits, recognise(template.source, traits.sample), asked).write(asked.messages)
     if name in LENIENT:
         try:
             assert LENIENT[name] in reference(template.source, **template.given)
