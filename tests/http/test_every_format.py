@@ -163,7 +163,7 @@ class Answer:
         frame = self.format.answer_tags[0] if self.format.answer_tags else None
         if frame is None:
             self._say(ProvenanceStr(text))
-        elif frame.json:
+        elif self.format.grammar_only:
             self._say(join([from_template(frame.open), ProvenanceStr(f'"{text}"'), from_template(frame.close)]))
         else:
             self._say(join([from_template(frame.open), ProvenanceStr(text), from_template(frame.close)]))

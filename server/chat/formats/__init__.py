@@ -12,6 +12,8 @@ from pkgutil import iter_modules
 from server.chat.formats.generic import FORMAT as GENERIC
 from server.chat.formats.spec import THINK, ChatFormat
 
+__all__ = ["FORMATS", "GENERIC", "matching", "recognise"]
+
 
 def _found() -> dict[str, ChatFormat]:
     modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]

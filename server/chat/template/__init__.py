@@ -1,1 +1,4 @@
-"""Chat templates: rendering, what a template can do, where each piece of a prompt comes from."""
+"""Chat templates: rendering, capabilities, and the provenance of each piece of a prompt.
+
+Exports nothing by itself: the web process takes `provenance` from here, and must not load Jinja.
+"""
