@@ -93,14 +93,6 @@ def test_an_upward_import_would_be_found(tmp_path: Path, monkeypatch: pytest.Mon
     assert {room(name) for name in imports(file)} == {"server", "server.http", "server.runtime", "server.chat"}
 
 
-def test_the_web_process_loads_neither_grammars_nor_templates() -> None:
-    """They are for the helper processes of `server.chat`, whose time and memory are bounded."""
-    program = "import sys, server.app; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    loaded = {name.partition(".")[0] for name in done.stdout.split()}
-    assert "server" in loaded and not loaded & {"grammars", "lark", "jinja2", "PIL"}
-
-
 WITHOUT_LLAMA = [
     "server.engine",
     "server.engine.types",
