@@ -10,7 +10,8 @@ from typing import Any
 
 from grammars import limits
 from grammars.automata.formats import BASE64, format_accepts
-from grammars.automata.regex import InvalidPattern, UnsupportedPattern, pattern_accepts
+from grammars.automata.regex import InvalidPattern, UnsupportedPattern
+from grammars.automata.regex_nfa import pattern_accepts
 from grammars.errors import InvalidInstance, UnsupportedSchema
 from grammars.limits import LimitExceeded
 from grammars.schema.document import json_pointer_escape

@@ -15,7 +15,8 @@ from functools import cache
 from grammars.automata.dfa import ALL, DFA
 from grammars.automata.idna import is_hostname, is_idn_hostname
 from grammars.automata.operations import difference
-from grammars.automata.regex import is_pattern, pattern_dfa
+from grammars.automata.regex import is_pattern
+from grammars.automata.regex_nfa import pattern_dfa
 
 BASE64 = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 """Texts in base64 (RFC 4648, section 4), for `contentEncoding`."""

@@ -17,7 +17,7 @@ from typing import TypeAlias
 from grammars.automata.dfa import DFA, EMPTY, Row
 from grammars.automata.minimize import minimize
 from grammars.automata.operations import concat, difference, intersect, literal, union
-from grammars.automata.regex import pattern_dfa
+from grammars.automata.regex_nfa import pattern_dfa
 from grammars.memo import memo
 
 Number: TypeAlias = int | Decimal | Fraction | float

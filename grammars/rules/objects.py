@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from grammars import limits
 from grammars.automata.dfa import DFA
 from grammars.automata.operations import difference, intersect, strings
-from grammars.automata.regex import pattern_dfa
+from grammars.automata.regex_nfa import pattern_dfa
 from grammars.errors import UnsupportedSchema
 from grammars.rules.names import Node, TrieWriter, insert
 from grammars.rules.rules import Lit, Ref, Sequence

@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from grammars.automata.dfa import DFA
-from grammars.automata.regex import pattern_dfa
+from grammars.automata.regex_nfa import pattern_dfa
 from grammars.rules import strings
 from grammars.rules.rules import Chars
 

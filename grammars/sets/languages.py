@@ -8,7 +8,8 @@ from grammars.automata import operations as automata
 from grammars.automata.dfa import ALL, DFA, EMPTY
 from grammars.automata.formats import FORMATS, INEXACT, format_accepts, format_dfa
 from grammars.automata.numbers import PLAIN, number_dfa
-from grammars.automata.regex import InvalidPattern, UnsupportedPattern, pattern_accepts, pattern_dfa
+from grammars.automata.regex import InvalidPattern, UnsupportedPattern
+from grammars.automata.regex_nfa import pattern_accepts, pattern_dfa
 from grammars.errors import InvalidSchema, UnsupportedSchema
 from grammars.limits import LimitExceeded
 from grammars.sets import strings as textsets

@@ -14,7 +14,7 @@ import pytest
 
 import grammars
 from grammars import InvalidInstance, InvalidSchema, UnsupportedSchema, compile_schema, scoped
-from grammars.automata.regex import pattern_dfa
+from grammars.automata.regex_nfa import pattern_dfa
 from grammars.gbnf import read
 from grammars.matcher import Matcher
 from tests.grammars.judge import Judge

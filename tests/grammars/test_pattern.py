@@ -11,15 +11,9 @@ import pytest
 from grammars import UnsupportedSchema, compile_schema
 from grammars.automata.dfa import ALL
 from grammars.automata.operations import any_string, strings
-from grammars.automata.regex import (
-    InvalidPattern,
-    UnsupportedPattern,
-    is_pattern,
-    parse_pattern,
-    pattern_accepts,
-    pattern_dfa,
-    property_set,
-)
+from grammars.automata.regex import InvalidPattern, UnsupportedPattern, is_pattern, parse_pattern
+from grammars.automata.regex_nfa import pattern_accepts, pattern_dfa
+from grammars.automata.unicode import property_set
 from grammars.limits import LimitExceeded
 
 CASES = [

@@ -10,7 +10,7 @@ from grammars import compile_schema
 from grammars.automata.dfa import ALL, DFA, EMPTY
 from grammars.automata.formats import format_dfa
 from grammars.automata.operations import intersect, strings
-from grammars.automata.regex import pattern_dfa
+from grammars.automata.regex_nfa import pattern_dfa
 from grammars.gbnf import read
 from grammars.limits import LimitExceeded
 from grammars.matcher import Matcher
