@@ -162,8 +162,7 @@ def converter(schema: Any) -> str:
 def reason(compiled: Any, value: Any) -> str:
     """`label`: our validation finds the value invalid (and by which keyword). `order`, `numbers`: the grammar accepts
     it with its properties in another order, with numbers spelled otherwise (1 for 1.0). Else `other`."""
-    from grammars.gbnf import read
-    from grammars.matcher import Matcher
+    from grammars.testing import Matcher, read
 
     keyword = violated(compiled, value)
     if keyword is not None:
@@ -697,8 +696,7 @@ def report(arguments: argparse.Namespace) -> None:
 
 def suite(arguments: argparse.Namespace) -> list[Record]:
     from grammars import compile_schema
-    from grammars.gbnf import read
-    from grammars.matcher import Matcher
+    from grammars.testing import Matcher, read
 
     remotes = arguments.directory / "remotes"
     resources = {
@@ -802,8 +800,7 @@ def mask_worker(name: str, vocabulary: str, pipe: Connection) -> None:
 def live(schema: Any, prefix: str) -> int | None:
     """How many stacks of our grammar are alive behind a text."""
     from grammars import compile_schema
-    from grammars.gbnf import read
-    from grammars.matcher import Matcher
+    from grammars.testing import Matcher, read
 
     matcher = Matcher(read(compile_schema(schema).gbnf))
     return matcher.stacks if matcher.accept(prefix) else None

@@ -17,7 +17,8 @@ from grammars.errors import InvalidSchema, UnsupportedSchema
 from grammars.limits import LimitExceeded
 from grammars.memo import memo, scope
 from grammars.rules.builder import GrammarBuilder
-from grammars.rules.rules import Rule, gbnf, prune
+from grammars.rules.gbnf import gbnf
+from grammars.rules.rules import Rule, prune
 from grammars.rules.syntax import TaggedSyntax, ValueSyntax
 from grammars.rules.syntax import value_syntax as spelled
 from grammars.schema.document import Document, vocabularies, without_validation

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 ALLOWED = {
     "grammars": set(),
     "server.wire": set(),
-    "server.engine": {"server.wire", "grammars"},
+    "server.engine": {"server.wire"},
     "server.chat": {"server.wire", "server.engine", "grammars"},
     "server.runtime": {"server.wire", "server.engine", "server.chat", "server.config", "server.logs"},
     "server.http": {

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from grammars import limits
-from grammars.automata.chars import LAST, after, before, char_set
+from grammars.automata.chars import LAST, after, before, char_set, invert
 from grammars.automata.dfa import ALL, DFA, EMPTY, Row
 from grammars.automata.minimize import minimize
 from grammars.automata.nfa import NFA
 from grammars.limits import LimitExceeded
 from grammars.memo import memo
+
+COUNT = 2_000
+"""Largest length that is multiplied into an automaton of several states."""
+PRODUCT = 5_000
+"""States of such a product: each becomes a rule, so this bounds what one string adds to a grammar."""
 
 
 def literal(text: str) -> DFA:
@@ -217,3 +222,67 @@ def repeat(a: DFA, least: int = 0, most: int | None = None) -> DFA:
         for end in ends:
             nfa.epsilon(end, here)
     return nfa.determinize(start, finals)
+
+
+# Texts in grammars
+
+
+def bounded(language: DFA, least: int = 0, most: int | None = None) -> DFA:
+    """The texts of `language` that have `least` to `most` characters."""
+    if language is not ALL:
+        shortest = len(language.shortest() or "")
+        longest = language.longest()
+        if shortest >= least:
+            least = 0
+        if most is not None and longest is not None and longest <= most:
+            most = None
+    if not least and most is None:
+        return language
+    top = max(least, most or 0)
+    if top > COUNT or (top + 1) * len(language) > PRODUCT:
+        raise LimitExceeded("states")
+    return intersect(language, any_string(least, most))
+
+
+@memo
+def without(names: frozenset[str]) -> DFA:
+    """Every text but these."""
+    return difference(ALL, strings(names))
+
+
+@memo
+def up_to(language: DFA, marker: str) -> DFA:
+    """Texts of `language` followed by `marker`, which occurs nowhere earlier: text that ends at a closing marker."""
+    fail = [0] * (len(marker) + 1)  # Knuth, Morris and Pratt: longest proper border of each prefix
+    length = 0
+    for at in range(1, len(marker)):
+        while length and marker[at] != marker[length]:
+            length = fail[length]
+        length += marker[at] == marker[length]
+        fail[at + 1] = length
+
+    def follow(state: int, char: str) -> int:
+        while state and marker[state] != char:
+            state = fail[state]
+        return state + (marker[state] == char)
+
+    alphabet = sorted(set(marker))
+    others = invert(char_set([(ord(c), ord(c)) for c in alphabet]))
+    rows = []
+    good = []
+    for state in range(len(marker)):
+        row = [(lo, hi, 0) for lo, hi in others]
+        for char in alphabet:
+            target = follow(state, char)
+            if target < len(marker):
+                row.append((ord(char), ord(char), target))
+        rows.append(tuple(sorted(row)))
+        here, early = state, False
+        for char in marker[:-1]:
+            here = follow(here, char)
+            if here == len(marker):
+                early = True
+                break
+        good.append(not early)
+    before_marker = minimize(0, good.__getitem__, rows)
+    return concat(intersect(language, before_marker), literal(marker))

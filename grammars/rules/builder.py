@@ -7,11 +7,13 @@ from collections import deque
 from grammars import limits
 from grammars.automata.chars import ANY
 from grammars.automata.dfa import ALL
+from grammars.automata.operations import bounded, up_to
 from grammars.rules.arrays import ArrayRules
+from grammars.rules.escapes import RAW
 from grammars.rules.names import Node, OtherNames, TrieWriter, insert
 from grammars.rules.objects import ObjectRules
 from grammars.rules.rules import Chars, Grammar, Item, Lit, Ref, Repeat, Rule, Sequence, repeat
-from grammars.rules.strings import RAW, StringRules, bounded, up_to
+from grammars.rules.strings import StringRules
 from grammars.rules.syntax import TaggedSyntax, ValueSyntax, escaped, number_texts
 from grammars.schema.normalize import Normalizer
 from grammars.schema.sets import ANY_VALUE, NO_VALUE, ValueSet

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from grammars.automata.dfa import DFA
 from grammars.automata.regex_nfa import pattern_dfa
-from grammars.rules import strings
+from grammars.rules.escapes import JSON, PYTHON_DOUBLE, StringEscapes
 from grammars.rules.rules import Chars
 
 _SHORT = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
@@ -60,7 +60,7 @@ class ValueSyntax(NamedTuple):
 
     layout: ObjectSyntax
     root: ObjectSyntax | TaggedSyntax | None = None
-    text: strings.StringEscapes = strings.JSON
+    text: StringEscapes = JSON
     marker: str = ""
     true: str = "true"
     false: str = "false"
@@ -90,7 +90,7 @@ def value_syntax(name: str | TaggedSyntax, style: str) -> ValueSyntax:
     root = None
     if name == "keywords":
         root = ObjectSyntax("", "", comma, equals, pattern_dfa(ARGUMENT))
-    return ValueSyntax(objects, root, strings.PYTHON_DOUBLE, true="True", false="False", null="None")
+    return ValueSyntax(objects, root, PYTHON_DOUBLE, true="True", false="False", null="None")
 
 
 ELEMENT_NAMES = "^[A-Za-z0-9_$@./:-]+$"

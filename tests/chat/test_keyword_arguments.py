@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from grammars import compile_schema
-from grammars.gbnf import read as read_gbnf
-from grammars.matcher import Matcher
+from grammars.testing import Matcher
+from grammars.testing import read as read_gbnf
 from server.chat.formats import FORMATS
 from server.chat.formats.render import render_tool_calls
 from server.chat.parser import ParserSpec

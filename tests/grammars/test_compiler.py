@@ -15,8 +15,7 @@ import pytest
 import grammars
 from grammars import InvalidInstance, InvalidSchema, UnsupportedSchema, compile_schema, scoped
 from grammars.automata.regex_nfa import pattern_dfa
-from grammars.gbnf import read
-from grammars.matcher import Matcher
+from grammars.testing import Matcher, read
 from tests.grammars.judge import Judge
 from tests.grammars.walks import accepts, compact, spaced
 

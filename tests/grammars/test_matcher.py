@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from grammars import compile_schema
-from grammars.gbnf import InvalidGrammar, read
-from grammars.matcher import Matcher
-from grammars.rules.rules import Chars, gbnf
+from grammars.rules.gbnf import gbnf
+from grammars.rules.rules import Chars
+from grammars.testing import InvalidGrammar, Matcher, read
 from tests.grammars.judge import Judge
 from tests.grammars.walks import compact
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from grammars import TaggedSyntax, UnsupportedSchema, compile_schema
-from grammars.gbnf import read
-from grammars.matcher import Matcher
+from grammars.testing import Matcher, read
 from tests.grammars.judge import Judge
 from tests.grammars.walks import matcher, random_text
 

@@ -7,25 +7,17 @@ import random
 import pytest
 
 from grammars import compile_schema
+from grammars.automata.chars import char_set
 from grammars.automata.dfa import ALL, DFA, EMPTY
 from grammars.automata.formats import format_dfa
-from grammars.automata.operations import intersect, strings
+from grammars.automata.operations import bounded, intersect, strings, up_to, without
 from grammars.automata.regex_nfa import pattern_dfa
-from grammars.gbnf import read
 from grammars.limits import LimitExceeded
-from grammars.matcher import Matcher
-from grammars.rules.rules import Grammar, Lit, Ref, gbnf, prune
-from grammars.rules.strings import (
-    JSON,
-    PYTHON_DOUBLE,
-    PYTHON_SINGLE,
-    RAW,
-    StringEscapes,
-    StringRules,
-    bounded,
-    up_to,
-    without,
-)
+from grammars.rules.escapes import JSON, PYTHON_DOUBLE, RAW, StringEscapes
+from grammars.rules.gbnf import gbnf
+from grammars.rules.rules import Grammar, Lit, Ref, prune
+from grammars.rules.strings import StringRules
+from grammars.testing import Matcher, read
 from tests.grammars.judge import Judge
 
 PATTERNS = [
@@ -162,6 +154,11 @@ def test_equal_languages_share_their_rules() -> None:
     first = writer.write(pattern_dfa("^(a|b)+c?$"))
     count = len(out.rules)
     assert writer.write(pattern_dfa("^[ab][ab]*c?$")) == first and len(out.rules) == count
+
+
+PYTHON_SINGLE = StringEscapes(
+    "python", "'", char_set([(0, 31), (39, 39), (92, 92)]), ((39, "'"), *PYTHON_DOUBLE.short[1:]), "x"
+)
 
 
 @pytest.mark.parametrize("spelling", [PYTHON_SINGLE, PYTHON_DOUBLE], ids=["single", "double"])

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from grammars import compile_schema
-from grammars.gbnf import read
-from grammars.matcher import Matcher
+from grammars.testing import Matcher, read
 from tests.grammars.walks import compact, validates
 
 _DATA = Path(__file__).parent / "data"

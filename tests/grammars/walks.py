@@ -7,8 +7,7 @@ import random
 from typing import Any
 
 from grammars import Compiled, InvalidInstance, compile_schema
-from grammars.gbnf import read
-from grammars.matcher import Matcher
+from grammars.testing import Matcher, read
 
 
 def compact(value: Any) -> str:
