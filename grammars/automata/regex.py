@@ -15,7 +15,7 @@ from lark.exceptions import VisitError
 
 from grammars.automata import ast
 from grammars.automata.chars import LAST, Ranges, char_set, invert
-from grammars.automata.unicode import CLASSES, CONTROLS, property_set
+from grammars.automata.unicode import CLASSES, CONTROLS, UnknownProperty, property_set
 
 
 class InvalidPattern(ValueError):
@@ -90,9 +90,10 @@ def _escape(text: str, position: int, strict: bool, in_class: bool = False) -> i
     if kind == "c" and len(text) == 3:
         return ord(text[2]) % 32
     if kind in "pP" and len(text) > 2:
-        chars = property_set(text[3:-1])
-        if chars is None:
-            raise UnsupportedPattern("this Unicode property")
+        try:
+            chars = property_set(text[3:-1])
+        except UnknownProperty:
+            raise UnsupportedPattern("this Unicode property") from None
         return invert(chars) if kind == "P" else chars
     if in_class and kind == "b":
         return 8

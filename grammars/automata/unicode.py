@@ -25,6 +25,11 @@ CLASSES = {"d": DIGIT, "D": invert(DIGIT), "w": WORD, "W": invert(WORD), "s": SP
 CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
 """Escapes of one letter that stand for a control character."""
 
+
+class UnknownProperty(LookupError):
+    """A Unicode property without a table here."""
+
+
 _GROUPS = {
     "L": ("Letter",),
     "LC": ("Cased_Letter",),
@@ -122,17 +127,18 @@ def _categories() -> dict[str, list[tuple[int, int]]]:
 
 
 @cache
-def property_set(name: str) -> Ranges | None:
-    """The characters of `\\p{name}`: general categories, a few binary properties, and scripts; None: unknown.
+def property_set(name: str) -> Ranges:
+    """The characters of `\\p{name}`: general categories, a few binary properties, and scripts.
 
-    Scripts go by the characters' names, so they cover letters and marks and leave out shared punctuation.
+    Scripts go by the characters' names, so they cover letters and marks and leave out shared punctuation. Raises
+    `UnknownProperty`, so that no name from a schema is kept in the cache.
     """
     key, _, value = name.partition("=")
     if value:
         if key in ("Script", "sc", "Script_Extensions", "scx"):
             return _script(value)
         if key not in ("General_Category", "gc"):
-            return None
+            raise UnknownProperty(name)
         name = value
     if name in _CATEGORY:
         return char_set(_category(_CATEGORY[name]))
@@ -150,7 +156,7 @@ def property_set(name: str) -> Ranges | None:
         return _where(str.islower)
     if not value:
         return _script(name)
-    return None
+    raise UnknownProperty(name)
 
 
 def _category(short: str) -> list[tuple[int, int]]:
@@ -164,10 +170,10 @@ def _where(test: Callable[[str], bool]) -> Ranges:
 
 
 @cache
-def _script(name: str) -> Ranges | None:
+def _script(name: str) -> Ranges:
     prefixes = _SCRIPTS.get(_SCRIPT_CODES.get(name, name))
     if prefixes is None:
-        return None
+        raise UnknownProperty(name)
     letters = [pair for kind, pairs in _categories().items() if kind[0] in "LMN" for pair in pairs]
     codes = [code for lo, hi in letters for code in range(lo, hi + 1)]
     return char_set([(code, code) for code in codes if unicodedata.name(chr(code), "").startswith(prefixes)])

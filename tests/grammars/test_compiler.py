@@ -151,12 +151,12 @@ def test_nothing_of_a_schema_is_kept_but_by_scope() -> None:
     }
     assert free == {
         "grammars.automata.formats.format_dfa",
-        "grammars.gbnf._parser",
-        "grammars.automata.regex._case_pairs",
-        "grammars.automata.regex._categories",
+        "grammars.testing.gbnf._parser",
+        "grammars.automata.unicode._case_pairs",
+        "grammars.automata.unicode._categories",
         "grammars.automata.regex._parser",
-        "grammars.automata.regex._script",
-        "grammars.automata.regex.property_set",
+        "grammars.automata.unicode._script",
+        "grammars.automata.unicode.property_set",
     }
 
 

@@ -227,3 +227,11 @@ def test_what_no_automaton_and_no_validation_can_judge_is_refused_by_name(patter
         with pytest.raises(UnsupportedSchema) as caught:
             compile_schema(schema)
         assert caught.value.path == path and "attern" in caught.value.keyword
+
+
+@pytest.mark.parametrize("name", ["Emoji", "Script=Klingon", "Line_Break=Glue"])
+def test_names_of_unknown_properties_are_refused_and_not_kept(name: str) -> None:
+    kept = property_set.cache_info().currsize
+    with pytest.raises(UnsupportedPattern):
+        parse_pattern(rf"\p{{{name}}}")
+    assert property_set.cache_info().currsize == kept
