@@ -1,4 +1,4 @@
-"""How many prompt tokens a step takes beside running answers."""
+"""Prefill budget: the prompt tokens of a step beside running answers."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ _LEAST = 8
 _SMOOTH = 0.2
 """Weight of a new step in the moving average."""
 _STALL = 1.5
-"""What one step counts for at most, of the average: one that something else on the machine held up tells little."""
+"""Limit of a new step, in averages: one that something else on the machine held up tells little."""
 _PAIR = 0.8
-"""Of the chunk, what a step with an image and the next one take together: the former has a cost of its own beside."""
+"""Share of the chunk that a step with an image and the next one take together: the former has a cost of its own."""
 
 
 class PrefillBudget:
-    """The chunk that slows running answers down by no more than `slowdown`.
+    """The prefill chunk that makes steps of running answers at most `slowdown` times as long.
 
-    Steps that decode alone give the pace of the answers, those that also prefill what a prompt token costs beside them;
-    the chunk is what may be spent, by that cost. It follows a prompt that becomes costlier the longer it is.
+    Steps that decode alone give the pace of the answers; those that also prefill give the cost of a prompt token beside
+    them; the chunk is the time left, by that cost. It follows a prompt that becomes costlier the longer it is.
     """
 
     def __init__(self, most: int, slowdown: float) -> None:
@@ -37,7 +37,7 @@ class PrefillBudget:
         return max(1, int(_PAIR * self.tokens))
 
     def observe(self, decoding: int, prefilling: int, seconds: float) -> None:
-        """Note a step of so many decoding sequences and prompt tokens."""
+        """Note the duration of a step of `decoding` sequences and `prefilling` prompt tokens."""
         if not decoding:
             return
         alone = self._alone.get(decoding)
@@ -51,3 +51,19 @@ class PrefillBudget:
 
 def _averaged(average: float | None, new: float) -> float:
     return new if average is None else average + _SMOOTH * (min(new, _STALL * average) - average)
+
+
+def split_budget(wanted: list[int], budget: int) -> list[int]:
+    """Split a budget of tokens: half of it to the first, so that none starves, the rest to the smallest first.
+
+    Few get much and some nothing: each sequence that prefills beside others costs a micro-batch of its own.
+    """
+    counts = [0] * len(wanted)
+    if wanted:
+        counts[0] = min(wanted[0], max(1, budget // 2))
+    left = budget - sum(counts)
+    for index in sorted(range(len(wanted)), key=wanted.__getitem__):
+        more = max(0, min(wanted[index] - counts[index], left))
+        counts[index] += more
+        left -= more
+    return counts

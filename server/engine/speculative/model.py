@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from server.engine import llama
 from server.engine.memory.plan import MemoryPlan
-from server.engine.scheduler.scheduler import common_prefix
+from server.engine.scheduler import match_length
 from server.engine.speculative.base import MAX_DRAFT_TOKENS, DraftRequest, append_if_confident
 from server.engine.vocab import Vocab
 
-_COPIED = 64
+_MIN_COPY_GAIN = 64
 """Tokens by which another slot must hold more of a sequence than its own, for a copy to pay."""
 
 _OTHERS = 128
@@ -29,13 +29,10 @@ _OTHERS = 128
 
 @dataclass(slots=True)
 class _Held:
-    """What the KV cache holds in a slot, and of whose sequence."""
+    """The tokens that the KV cache holds in a slot, and their cache salt."""
 
     cache_salt: str = ""
     tokens: array[int] = field(default_factory=lambda: array("i"))
-
-    def common(self, asked: DraftRequest) -> int:
-        return common_prefix(self.tokens, asked.tokens) if self.cache_salt == asked.cache_salt else 0
 
 
 Feed = list[tuple[DraftRequest, "array[int]"]]
@@ -116,12 +113,12 @@ class ModelDrafter:
         return feed
 
     def _find(self, asked: DraftRequest) -> None:
-        """Leave in a slot what it holds of its sequence, or give it what another slot holds."""
+        """Leave in a slot its common prefix with the sequence, or copy a longer one from another slot."""
         held, last = self._held[asked.slot], len(asked.tokens) - 1
-        keep = min(held.common(asked), last)
-        other = max(self._held, key=lambda each: each.common(asked))
-        if (count := min(other.common(asked), last)) >= keep + _COPIED:
-            copied = self._context.seq_cp(self._held.index(other), asked.slot, count)
+        common = [match_length(each, asked.cache_salt, asked.tokens) for each in self._held]
+        keep, longest = min(common[asked.slot], last), max(common)
+        if (count := min(longest, last)) >= keep + _MIN_COPY_GAIN:
+            copied = self._context.seq_cp(common.index(longest), asked.slot, count)
             keep = count if copied else 0
         elif len(held.tokens) > keep and not self._context.seq_rm(asked.slot, keep):
             keep = 0
