@@ -1,4 +1,4 @@
-"""The web process: one FastAPI application over one runtime."""
+"""Web process: one FastAPI application over one runtime."""
 
 from __future__ import annotations
 
@@ -8,28 +8,23 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NoReturn
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
 from server.chat import HelperPool, make_parser
 from server.config import LOOPBACK_HOSTS, Config
 from server.engine import Engine
-from server.http.complete import CompleteApi
-from server.http.console import Console
-from server.http.health import Health
-from server.http.metrics import MetricsEndpoint
+from server.http import apis
+from server.http.asgi import NoRoute
 from server.http.middleware import RequestMiddleware
-from server.http.nap import NapApi
-from server.http.openai import OpenAIApi
-from server.http.openai.errors import no_route
-from server.http.owner import OwnerApi
 from server.runtime import Runtime
 from server.runtime.faults import log_fault
 from server.state import TokenStore, continuation_secret, default_state_dir, owner_token
 from server.weights import fetch
+from server.wire.records import WireError
 
 log = logging.getLogger(__name__)
 
@@ -79,14 +74,15 @@ def create_app(
                 await helpers.close()
 
     app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False)
-    for projection in (NapApi, CompleteApi, OpenAIApi):
-        app.router.routes.extend(projection(runtime, tokens).routes())
-    owner = OwnerApi(runtime, tokens, owner_token(tokens.directory))
-    app.router.routes.extend([*owner.routes(), *Console(owner, helpers).routes()])
-    app.router.routes.extend([*MetricsEndpoint(runtime, owner).routes(), *Health(runtime, tokens, helpers).routes()])
-    app.add_exception_handler(HTTPException, _http_error)
+    served = apis(runtime, tokens, owner_token(tokens.directory), helpers)
+    for api in served:
+        app.router.routes.extend(api.routes())
+    app.add_exception_handler(HTTPException, _no_route)
     app.add_middleware(
-        RequestMiddleware, hosts=(*config.server.allowed_hosts, *_own_name(host)), origins=config.server.allowed_origins
+        RequestMiddleware,
+        apis=served,
+        hosts=(*config.server.allowed_hosts, *_own_name(host)),
+        origins=config.server.allowed_origins,
     )
     app.state.runtime = runtime
     return app
@@ -101,15 +97,12 @@ async def _watch(tokens: TokenStore) -> None:
             log_fault(log, "the tokens cannot be read", error)
 
 
-async def _http_error(request: Request, error: Exception) -> JSONResponse:
-    """Unknown paths and methods, in the shape of all our errors; below `/v1`, in that of its clients."""
+async def _no_route(request: Request, error: Exception) -> NoReturn:
+    """Unknown paths and methods, for the middleware to answer in the form of the path's API."""
     assert isinstance(error, HTTPException)
     # The router knows the methods of the first route of this path alone.
-    headers = {"allow": _methods(request)} if error.status_code == 405 else error.headers
-    if request.url.path.startswith("/v1/"):
-        return JSONResponse(no_route(error.status_code, error.detail), error.status_code, headers)
-    content = {"error": {"code": "invalid-request", "message": error.detail}}
-    return JSONResponse(content, error.status_code, headers)
+    headers = [(b"allow", _methods(request).encode())] if error.status_code == 405 else []
+    raise NoRoute(error.status_code, WireError("invalid-request", error.detail), headers)
 
 
 def _methods(request: Request) -> str:

@@ -37,14 +37,34 @@ class Asgi:
         await self.app(scope, receive, send)
 
 
-class HttpError(Exception):
-    """A request that is answered with a bare HTTP status and an error record. The message holds no content."""
+class ErrorResponse(Exception):
+    """Answer to a request that fails: a status, a JSON body, headers. No message holds content."""
 
-    def __init__(self, status: int, error: WireError, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
-        super().__init__(error.message)
+    def __init__(self, status: int, message: str, headers: Headers = ()) -> None:
+        super().__init__(message)
         self.status = status
+        self.message = message
+        self.headers = tuple(headers)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class HttpError(ErrorResponse):
+    """Bare HTTP status with an error record of the wire."""
+
+    def __init__(self, status: int, error: WireError, headers: Headers = ()) -> None:
+        super().__init__(status, error.message, headers)
         self.error = error
-        self.headers = headers
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {"error": write_error(self.error)}
+
+
+class NoRoute(HttpError):
+    """Unknown path or method, or a path that the configuration does not serve."""
 
 
 class ClientGone(Exception):
@@ -63,12 +83,12 @@ async def respond_json(send: Send, value: dict[str, Any], status: int = 200, hea
     await respond(send, status, encode(value), [(b"content-type", b"application/json"), *headers])
 
 
-async def respond_error(send: Send, refused: HttpError) -> None:
-    await respond_json(send, {"error": write_error(refused.error)}, refused.status, refused.headers)
+async def respond_error(send: Send, error: ErrorResponse) -> None:
+    await respond_json(send, error.body, error.status, error.headers)
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:
-    """The only header of that (lower-case) name. Raises Refused(400) where there are several."""
+    """The only header of that (lower-case) name. Raises HttpError(400) where there are several."""
     found = [value for key, value in scope["headers"] if key == name]
     if len(found) > 1:
         raise HttpError(400, WireError("invalid-request", f"the header {name.decode()} stands twice"))
@@ -76,14 +96,14 @@ def header(scope: Scope, name: bytes) -> bytes | None:
 
 
 def require_json(scope: Scope) -> None:
-    """Raises Refused(415) where the body is declared as something else than JSON."""
+    """Raises HttpError(415) where the body is declared as something else than JSON."""
     content_type = (header(scope, b"content-type") or b"").partition(b";")[0].strip().lower()
     if content_type != b"application/json":
         raise HttpError(415, WireError("invalid-request", "the content type must be application/json"))
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """The whole body. Raises Refused(413) as soon as it is known to be larger than `limit` bytes, and ClientGone."""
+    """The whole body. Raises HttpError(413) as soon as it is known to be larger than `limit` bytes, and ClientGone."""
     declared = header(scope, b"content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit:
         raise _too_large(limit)
@@ -100,7 +120,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
 
 
 async def read_with(reader: Callable[[bytes], T], body: bytes) -> T:
-    """What the reader makes of a body: of a large one in a thread, so that the event loop keeps its rhythm."""
+    """Result of reading a body: of a large one in a thread, so that the event loop keeps its rhythm."""
     return reader(body) if len(body) < LARGE_BODY else await asyncio.to_thread(reader, body)
 
 

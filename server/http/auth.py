@@ -21,7 +21,7 @@ def bearer(scope: Scope) -> str | None:
 
 
 def authenticate(scope: Scope, tokens: TokenStore) -> Caller:
-    """Raises Refused: 401 on a missing or unknown token, 400 on a name that is no UTF-8 or too long."""
+    """Raises HttpError: 401 on a missing or unknown token, 400 on a name that is no UTF-8 or too long."""
     token = bearer(scope)
     policy = tokens.find(token) if token else None
     if policy is None:

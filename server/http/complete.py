@@ -2,56 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import secrets
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from starlette.routing import Route
 
 from server import config
+from server.http.api import GenerationApi
 from server.http.artifacts import Artifacts
-from server.http.asgi import (
-    Asgi,
-    ClientGone,
-    HttpError,
-    Receive,
-    Scope,
-    Send,
-    read_body,
-    read_with,
-    require_json,
-    respond_json,
-    watching,
-)
-from server.http.auth import authenticate
-from server.http.ending import retry_headers
+from server.http.asgi import Asgi, Receive, Scope, Send, respond_json
 from server.runtime import GenerationOptions, LiveGeneration, Runtime
 from server.state import TokenStore
 from server.wire.complete import CompleteRequest, read_complete, write_completion
 from server.wire.message_schema import MESSAGE_SCHEMA
-from server.wire.records import ErrorCode, Generation, Requirements, WireError
+from server.wire.records import Generation, Requirements, WireError
 
-STATUS: Final[Mapping[ErrorCode, int]] = {
-    "invalid-request": 400,
-    "user-cancelled": 403,
-    "cancelled": 409,
-    "unsupported": 422,
-    "quota-exceeded": 429,
-    "provider-error": 502,
-    "timeout": 504,
-}
 DEFAULT_MODE = "default"
 """The mode of a request that names none."""
 
 
-class CompleteApi:
-    """The routes of one runtime."""
+class CompleteApi(GenerationApi):
+    """The mhome LLM contract, without streams."""
+
+    prefixes = ("/llm/",)
 
     def __init__(self, runtime: Runtime, tokens: TokenStore) -> None:
-        self._runtime = runtime
-        self._tokens = tokens
+        super().__init__(runtime, tokens)
         directory = runtime.config.server.artifacts
         self._artifacts = Artifacts(directory, runtime.limits.artifact_bytes) if directory is not None else None
 
@@ -63,43 +40,22 @@ class CompleteApi:
 
     async def schema(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The contract of a message. It is no secret: no token is needed."""
-        self._check_enabled()
+        self.check_enabled()
         await respond_json(send, MESSAGE_SCHEMA)
 
     async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._check_enabled()
-        authenticate(scope, self._tokens)
-        require_json(scope)
-        live: LiveGeneration | None = None
+        # Artifacts may lie on a slow disk.
+        caller, request = await self.read(scope, receive, self._read, in_thread=self._artifacts is not None)
         try:
-            body = await read_body(scope, receive, self._runtime.limits.body_bytes)
-            # Files may lie on a slow disk.
-            request = await (asyncio.to_thread if self._artifacts is not None else read_with)(self._read, body)
-            caller = authenticate(scope, self._tokens)  # anew: it may have been revoked meanwhile
-            live = self._runtime.generate(caller, secrets.token_hex(16), request.generation, self._options(request))
-            with watching(receive, live.abandon):
-                outcome = await live.result()
-            if isinstance(outcome, WireError):
-                raise outcome
-        except ClientGone:
-            return
+            options = self._options(request)
         except WireError as error:
-            raise self._refused(error) from None
-        finally:
-            if live is not None:
-                # Whatever ended this request early, a cancelled task included: nobody reads the answer now.
-                live.abandon()
-        await respond_json(send, self._response(request, live, outcome))
+            raise self.failure(error) from None
 
-    def _refused(self, error: WireError) -> HttpError:
-        if error.code == "selection-expired":
-            # There is no selection here: the connection was taken away while it was in use.
-            error = WireError("cancelled", "the connection has changed; ask again")
-        return HttpError(STATUS[error.code], error, (*retry_headers(self._runtime, error),))
+        def whole(live: LiveGeneration) -> dict[str, Any]:
+            return self._response(request, live)
 
-    def _check_enabled(self) -> None:
-        if not self._runtime.config.server.enabled:
-            raise HttpError(404, WireError("unsupported", "the llm domain is not served here"))
+        id = secrets.token_hex(16)
+        await self.serve(caller, id, request.generation, options, receive, send, whole=whole)
 
     def _read(self, body: bytes) -> CompleteRequest:
         artifact = self._artifacts.reader() if self._artifacts is not None else None
@@ -130,7 +86,9 @@ class CompleteApi:
             raise WireError("unsupported", "no route is configured for this useCase and mode")
         return found
 
-    def _response(self, request: CompleteRequest, live: LiveGeneration, generation: Generation) -> dict[str, Any]:
+    def _response(self, request: CompleteRequest, live: LiveGeneration) -> dict[str, Any]:
+        generation = live.outcome
+        assert isinstance(generation, Generation)
         connection = self._runtime.connection(live.connection or "")
         assert connection is not None
         route = {

@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from server.chat import HelperPool
 from server.engine import device_report
+from server.http.api import Api
 from server.http.asgi import Asgi, HttpError, Receive, Scope, Send, respond
 from server.http.owner import OwnerApi
 from server.wire.records import WireError
@@ -39,8 +40,10 @@ HEADERS = (
 )
 
 
-class Console:
-    """Routes of the console. Without `helpers` no schema is compiled."""
+class Console(Api):
+    """The console's files, and two routes of the owner's API for it alone. Without `helpers` no schema is compiled."""
+
+    prefixes = ("/console/",)
 
     def __init__(self, owner: OwnerApi, helpers: HelperPool | None) -> None:
         self._owner = owner

@@ -7,6 +7,7 @@ import logging
 from starlette.routing import Route
 
 from server.chat import HelperPool
+from server.http.api import Api
 from server.http.asgi import Asgi, Receive, Scope, Send, respond_json
 from server.runtime import Runtime
 from server.state import StateError, TokenStore
@@ -18,8 +19,11 @@ RETRY_AFTER = b"5"
 """Seconds until it pays to ask again what is broken now."""
 
 
-class Health:
-    """The routes. Models are not asked about: they are loaded on demand, and come back by themselves."""
+class Health(Api):
+    """Liveness and readiness. Models are not asked about: they are loaded on demand, and come back by themselves."""
+
+    prefixes = ("/healthz", "/readyz")
+    quiet = True
 
     def __init__(self, runtime: Runtime, tokens: TokenStore, helpers: HelperPool | None) -> None:
         self._runtime = runtime

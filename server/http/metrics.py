@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from server.engine.histogram import Histogram
 from server.engine.memory.device import Gpu, gpus
+from server.http.api import Api
 from server.http.asgi import Asgi, Receive, Scope, Send, respond
 from server.http.owner import OwnerApi, resident
 from server.runtime import Runtime
@@ -31,8 +32,12 @@ Labels = dict[str, str]
 Sample = tuple[Labels, float]
 
 
-class MetricsEndpoint:
-    """The route, over one runtime."""
+class MetricsEndpoint(Api):
+    """The page of one runtime's metrics."""
+
+    prefixes = ("/metrics",)
+    cors = False
+    quiet = True
 
     def __init__(self, runtime: Runtime, owner: OwnerApi) -> None:
         self._runtime = runtime

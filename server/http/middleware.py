@@ -1,4 +1,4 @@
-"""What every request passes first: its id, Host and Origin checks, CORS, header limits, and the access log around it.
+"""Middleware of every request: its id, Host and Origin checks, CORS, header limits, and the access log around it.
 
 A page in the owner's browser must not reach this server by a name that resolves to loopback (DNS rebinding), nor by a
 cross-site request. CORS and the private-network preflight answer the configured origins alone.
@@ -14,7 +14,20 @@ from collections.abc import Iterable
 from urllib.parse import quote
 
 from server.config import LOOPBACK_HOSTS
-from server.http.asgi import App, HttpError, Message, Receive, Scope, Send, header, respond, respond_error
+from server.http.api import Api, api_of
+from server.http.asgi import (
+    App,
+    ClientGone,
+    ErrorResponse,
+    HttpError,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    header,
+    respond,
+    respond_error,
+)
 from server.logs import FIELDS, request_id
 from server.runtime.faults import log_fault
 from server.wire.records import WireError
@@ -41,14 +54,17 @@ _ALLOWED = (
     ),
     (b"access-control-max-age", b"600"),
 )
-_PROBES = ("/healthz", "/readyz", "/metrics")
-"""Asked every few seconds for as long as the server lives: the log tells where they fail."""
 _EXPOSED = (b"access-control-expose-headers", b"X-Request-Id, Retry-After, Server-Timing")
 
 
 class RequestMiddleware:
-    def __init__(self, app: App, *, hosts: Iterable[str] = (), origins: Iterable[str] = ()) -> None:
+    """ASGI middleware around all APIs."""
+
+    def __init__(
+        self, app: App, *, apis: Iterable[Api], hosts: Iterable[str] = (), origins: Iterable[str] = ()
+    ) -> None:
         self._app = app
+        self._apis = (*apis,)
         self._hosts = frozenset(each.lower() for each in (*LOOPBACK_HOSTS, *hosts))
         self._origins = frozenset(each.lower().encode() for each in origins)
 
@@ -61,6 +77,7 @@ class RequestMiddleware:
             return
         began = time.monotonic()
         status = 0
+        api = api_of(scope["path"], self._apis)
         id = _request_id(scope)
         request_id.set(id)
         extra: list[tuple[bytes, bytes]] = [(b"x-request-id", id.encode())]
@@ -73,15 +90,15 @@ class RequestMiddleware:
             await send(message)
 
         try:
-            origin = self._check(scope)
+            origin = self._check(scope, api)
             if origin is not None:
                 extra += [(b"access-control-allow-origin", origin), (b"vary", b"Origin"), _EXPOSED]
                 if scope["method"] == "OPTIONS" and header(scope, b"access-control-request-method") is not None:
                     await respond(sending, 204, headers=[*_ALLOWED, *_private_network(scope)])
                     return
-            await self._app(scope, receive, sending)
-        except HttpError as refused:
-            await respond_error(sending, refused)
+            await self._serve(api, scope, receive, sending)
+        except ErrorResponse as error:
+            await respond_error(sending, error)
         except Exception as error:
             log_fault(log, "a request failed", error)
             if status == 0:
@@ -92,11 +109,19 @@ class RequestMiddleware:
             path = quote(scope["path"]) if "endpoint" in scope else "-"
             milliseconds = round((time.monotonic() - began) * 1000, 1)
             fields = {"method": scope["method"], "path": path, "status": status, "milliseconds": milliseconds}
-            level = logging.DEBUG if path in _PROBES and status == 200 else logging.INFO
+            level = logging.DEBUG if api.quiet and status == 200 else logging.INFO
             access.log(level, "%s %s %d %.1f ms", *fields.values(), extra={FIELDS: fields})
 
-    def _check(self, scope: Scope) -> bytes | None:
-        """The origin to answer by CORS, if any. Raises Refused: 403 for a foreign Host or Origin, 431 for headers."""
+    async def _serve(self, api: Api, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except ErrorResponse as error:
+            raise api.shape(error) from None
+        except ClientGone:
+            pass
+
+    def _check(self, scope: Scope, api: Api) -> bytes | None:
+        """The origin to answer by CORS, if any. Raises HttpError: 403 for a foreign Host or Origin, 431 for headers."""
         if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
             raise HttpError(431, WireError("invalid-request", "the headers are too large"))
         host = header(scope, b"host")
@@ -105,8 +130,7 @@ class RequestMiddleware:
         origin = header(scope, b"origin")
         if origin is None or origin.lower() == scope["scheme"].encode() + b"://" + host.lower():
             return None
-        # The owner's page is served from here: no other origin ever has a reason to speak to the owner's API.
-        if origin.lower() not in self._origins or scope["path"].startswith(("/owner", "/metrics")):
+        if origin.lower() not in self._origins or not api.cors:
             raise HttpError(403, WireError("invalid-request", "this origin is not allowed"))
         return origin
 

@@ -9,28 +9,11 @@ from typing import Any
 
 from starlette.routing import Route
 
-from server.http import sse
-from server.http.asgi import (
-    Asgi,
-    ClientGone,
-    Headers,
-    HttpError,
-    Receive,
-    Scope,
-    Send,
-    read_body,
-    read_with,
-    require_json,
-    respond,
-    respond_json,
-    watching,
-)
-from server.http.auth import authenticate
-from server.http.ending import retry_headers
-from server.http.streaming import EventStream
-from server.runtime import Caller, LiveGeneration, Runtime
+from server.http import stream
+from server.http.api import GenerationApi
+from server.http.asgi import Asgi, Headers, HttpError, Receive, Scope, Send, respond, respond_json, watching
+from server.runtime import Caller, GenerationOptions, LiveGeneration
 from server.runtime.faults import log_fault
-from server.state import TokenStore
 from server.wire import (
     BadEnvelope,
     Cancel,
@@ -55,13 +38,11 @@ SELECTED = "llm.select.result"
 log = logging.getLogger(__name__)
 
 
-class NapApi:
-    """The routes of one runtime."""
+class NapApi(GenerationApi):
+    """NAP-LLM's envelopes. Failures of generations are results like others: nothing waits for their status."""
 
-    def __init__(self, runtime: Runtime, tokens: TokenStore) -> None:
-        self._runtime = runtime
-        self._tokens = tokens
-        self._enabled = runtime.config.server.enabled
+    prefixes = ("/nap/llm",)
+    early_errors = False
 
     def routes(self) -> list[Route]:
         return [
@@ -72,46 +53,41 @@ class NapApi:
         ]
 
     async def present(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._check_enabled()
+        self.check_enabled()
         await respond_json(send, {"domain": "llm"})
 
     async def end_endpoint(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._check_enabled()
-        self._runtime.end_endpoint(authenticate(scope, self._tokens).endpoint)
+        self._runtime.end_endpoint(self.caller(scope).endpoint)
         await respond(send, 204)
 
     async def end_account(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._check_enabled()
-        endpoint = authenticate(scope, self._tokens).endpoint
+        endpoint = self.caller(scope).endpoint
         self._runtime.end_account(endpoint.token, endpoint.account)
         await respond(send, 204)
 
     async def operate(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._check_enabled()
-        authenticate(scope, self._tokens)
-        require_json(scope)
         streamed = _accepts_events(scope)
         try:
-            body = await read_body(scope, receive, self._runtime.limits.body_bytes)
-            envelope = await read_with(self._read, body)
-        except ClientGone:
-            return
+            caller, envelope = await self.read(scope, receive, self._read)
         except BadEnvelope as bad:
             if bad.result_type is None or bad.id is None:
                 raise HttpError(400, bad.error) from None
             result = error_result(bad.result_type, bad.id, bad.error)
             await _terminal(send, result, streamed and bad.result_type == RESULT)
             return
-        # Anew: a body takes as long as its sender likes, and the token may have been revoked meanwhile.
-        caller = authenticate(scope, self._tokens)
-        if isinstance(envelope, Generate):
-            await self._generate(caller, envelope, streamed, receive, send)
-        else:
+        if not isinstance(envelope, Generate):
             await self._answer(caller, envelope, receive, send)
-
-    def _check_enabled(self) -> None:
-        if not self._enabled:
-            raise HttpError(404, WireError("unsupported", "the llm domain is not served here"))
+            return
+        await self.serve(
+            caller,
+            envelope.id,
+            envelope.request,
+            GenerationOptions(),
+            receive,
+            send,
+            whole=_result,
+            stream=EnvelopeWriter if streamed else None,
+        )
 
     def _read(self, body: bytes) -> Envelope:
         return read_envelope(body, max_depth=self._runtime.limits.json_depth)
@@ -154,29 +130,21 @@ class NapApi:
             log_fault(log, "an operation failed", error)
             failure = WireError("provider-error", "the operation failed inside the server")
         kind = DESCRIBED if isinstance(envelope, Describe) else SELECTED
-        return error_result(kind, envelope.id, failure), retry_headers(self._runtime, failure)
+        return error_result(kind, envelope.id, failure), self.retry_headers(failure)
 
-    async def _generate(self, caller: Caller, envelope: Generate, streamed: bool, receive: Receive, send: Send) -> None:
-        try:
-            live = self._runtime.generate(caller, envelope.id, envelope.request)
-        except WireError as error:
-            await _terminal(
-                send, error_result(RESULT, envelope.id, error), streamed, retry_headers(self._runtime, error)
-            )
-            return
-        try:
-            if streamed:
-                writer = sse.DeltaWriter(live.id)
-                await EventStream(
-                    live, receive, send, write=writer.write, end=lambda: sse.event(encode(_result(live)))
-                ).run()
-            else:
-                with watching(receive, live.abandon):
-                    await live.result()
-                await respond_json(send, _result(live), headers=retry_headers(self._runtime, live.outcome))
-        finally:
-            # Whatever ended this request early, a cancelled task included: nobody reads the answer now.
-            live.abandon()
+    async def refuse(self, send: Send, id: str, error: WireError, *, streamed: bool) -> None:
+        await _terminal(send, error_result(RESULT, id, error), streamed, self.retry_headers(error))
+
+
+class EnvelopeWriter(stream.DeltaWriter):
+    """Event stream of one generation: its deltas and its result."""
+
+    def __init__(self, live: LiveGeneration) -> None:
+        super().__init__(live.id)
+        self._live = live
+
+    def end(self) -> bytes:
+        return stream.event(encode(_result(self._live)))
 
 
 def _result(live: LiveGeneration) -> dict[str, Any]:
@@ -189,8 +157,8 @@ def _result(live: LiveGeneration) -> dict[str, Any]:
 async def _terminal(send: Send, result: dict[str, Any], streamed: bool, headers: Headers = ()) -> None:
     """A result without a generation: one event, or JSON."""
     if streamed:
-        await send({"type": "http.response.start", "status": 200, "headers": [*sse.HEADERS, *headers]})
-        await send({"type": "http.response.body", "body": sse.event(encode(result))})
+        await send({"type": "http.response.start", "status": 200, "headers": [*stream.HEADERS, *headers]})
+        await send({"type": "http.response.body", "body": stream.event(encode(result))})
     else:
         await respond_json(send, result, headers=headers)
 

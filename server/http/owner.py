@@ -14,10 +14,10 @@ from typing import Any, TypeVar, cast, get_args
 
 from starlette.routing import Route
 
-from server.http import sse
+from server.http import stream
+from server.http.api import Api
 from server.http.asgi import (
     Asgi,
-    ClientGone,
     HttpError,
     Receive,
     Scope,
@@ -48,11 +48,17 @@ MAX_BODY = 64 * 1024
 T = TypeVar("T")
 
 Answer = Callable[[Scope, Mapping[str, Any]], Awaitable[dict[str, Any] | None]]
-"""Takes the request's path parameters and body; gives what to answer, None for 204. Raises Refused."""
+"""Takes the request's path parameters and body; gives what to answer, None for 204. Raises HttpError."""
 
 
-class OwnerApi:
-    """The owner's routes over one runtime."""
+class OwnerApi(Api):
+    """The owner's API: what is there, open decisions, tokens, endpoints and models.
+
+    The owner's page is served from this origin: no other ever has a reason to speak to it.
+    """
+
+    prefixes = ("/owner",)
+    cors = False
 
     def __init__(self, runtime: Runtime, tokens: TokenStore, owner_token: str) -> None:
         self._runtime = runtime
@@ -82,11 +88,8 @@ class OwnerApi:
 
         async def respond_to(scope: Scope, receive: Receive, send: Send) -> None:
             self.authenticate(scope)
-            try:
-                body = _members(await read_body(scope, receive, MAX_BODY))
-                result = await answer(scope, body)
-            except ClientGone:
-                return
+            body = _members(await read_body(scope, receive, MAX_BODY))
+            result = await answer(scope, body)
             if result is None:
                 await respond(send, 204)
             else:
@@ -95,7 +98,7 @@ class OwnerApi:
         return Route(path, Asgi(respond_to), methods=[method])
 
     def authenticate(self, scope: Scope) -> None:
-        """Raises Refused: 403 from elsewhere, 401 without the owner's token."""
+        """Raises HttpError: 403 from elsewhere, 401 without the owner's token."""
         if not self._is_owners_address(scope):
             raise HttpError(403, WireError("invalid-request", "the owner's API does not answer to that address"))
         token = bearer(scope)
@@ -120,7 +123,7 @@ class OwnerApi:
     async def events(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The state now and after every change, each event a whole state."""
         self.authenticate(scope)
-        await send({"type": "http.response.start", "status": 200, "headers": [*sse.HEADERS]})
+        await send({"type": "http.response.start", "status": 200, "headers": [*stream.HEADERS]})
         task = asyncio.current_task()
         assert task is not None
         with watching(receive, task.cancel):
@@ -143,7 +146,7 @@ class OwnerApi:
                 await send(
                     {
                         "type": "http.response.body",
-                        "body": sse.event(state) if state != last else sse.COMMENT,
+                        "body": stream.event(state) if state != last else stream.COMMENT,
                         "more_body": True,
                     }
                 )

@@ -22,7 +22,7 @@ from server.chat import PromptRequest
 from server.chat.events import BlockDelta, BlockEnd, BlockStart, Refusal
 from server.config import CapabilityLimits, Limits, ModelConfig, ModelLimitsConfig, ModelSource, Route, ServerConfig
 from server.engine.sampling.params import Sampling
-from server.http.complete import STATUS
+from server.http.api import STATUS
 from server.wire.message_schema import MESSAGE_SCHEMA
 from server.wire.records import ImagePart, Message, TextPart, Tool, WireError
 from tests.http.conftest import Site, site_of

@@ -12,7 +12,7 @@ import pytest
 
 from server.chat.events import BlockDelta, BlockEnd, BlockStart
 from server.config import ModelConfig, ModelSource, load_config
-from server.http.complete import STATUS
+from server.http.api import STATUS
 from server.http.openai import errors
 from tests.conftest import ROOT
 from tests.http.conftest import site_of

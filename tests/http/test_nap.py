@@ -13,7 +13,7 @@ import pytest
 
 from server.chat.events import BlockDelta, BlockEnd, BlockStart, Refusal
 from server.config import Limits, ServerConfig
-from server.http import nap, streaming
+from server.http import nap, stream
 from tests.http.conftest import Site, events, site_of
 
 
@@ -196,8 +196,8 @@ async def test_other_operations_answer_json_even_to_who_accepts_events(site: Sit
 
 
 async def test_silence_is_filled_with_comments(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert streaming.HEARTBEAT <= 15
-    monkeypatch.setattr(streaming, "HEARTBEAT", 0.02)
+    assert stream.HEARTBEAT <= 15
+    monkeypatch.setattr(stream, "HEARTBEAT", 0.02)
     async with site.stream(await site.generation()) as response:
         lines = response.aiter_lines()
         assert await anext(lines) == ":"
@@ -274,8 +274,8 @@ async def test_a_client_that_leaves_an_open_question_withdraws_it(site: Site) ->
 
 
 async def test_a_reader_that_stops_is_bounded_then_cut_off(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "HEARTBEAT", 0.05)
-    monkeypatch.setattr(streaming, "STALLED", 0.1)
+    monkeypatch.setattr(stream, "HEARTBEAT", 0.05)
+    monkeypatch.setattr(stream, "STALLED", 0.1)
     body = json.dumps(await site.generation()).encode()
     token = site.client.headers["authorization"].encode()
     _, writer = await site.raw(

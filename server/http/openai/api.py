@@ -10,25 +10,11 @@ from typing import Any
 
 from starlette.routing import Route
 
-from server.http.asgi import (
-    App,
-    Asgi,
-    ClientGone,
-    HttpError,
-    Receive,
-    Scope,
-    Send,
-    read_body,
-    read_with,
-    require_json,
-    respond_json,
-    watching,
-)
-from server.http.auth import authenticate
+from server.http.api import GenerationApi
+from server.http.asgi import Asgi, ErrorResponse, HttpError, Receive, Scope, Send, respond_json
 from server.http.openai import chat, responses
 from server.http.openai.errors import ApiError, failed, refused
 from server.http.openai.request import read_json
-from server.http.streaming import EventStream
 from server.runtime import Caller, Endpoint, Runtime
 from server.runtime.served_model import ServedModel
 from server.state import TokenStore
@@ -37,29 +23,30 @@ from server.wire.records import WireError
 Read = Callable[[Mapping[str, Any]], chat.ChatRequest | responses.ResponsesRequest]
 
 
-class OpenAIApi:
-    """The routes of one runtime, stateless: nothing of a request outlives its answer."""
+class OpenAIApi(GenerationApi):
+    """The OpenAI API, stateless: nothing of a request outlives its answer."""
+
+    prefixes = ("/v1/",)
 
     def __init__(self, runtime: Runtime, tokens: TokenStore) -> None:
-        self._runtime = runtime
-        self._tokens = tokens
+        super().__init__(runtime, tokens)
         self._started = int(time.time())
 
     def routes(self) -> list[Route]:
         return [
-            Route("/v1/models", self._answering(self.models), methods=["GET"]),
-            Route("/v1/models/{model:path}", self._answering(self.model), methods=["GET"]),
-            Route("/v1/chat/completions", self._answering(self.chat), methods=["POST"]),
-            Route("/v1/responses", self._answering(self.responses), methods=["POST"]),
+            Route("/v1/models", Asgi(self.models), methods=["GET"]),
+            Route("/v1/models/{model:path}", Asgi(self.model), methods=["GET"]),
+            Route("/v1/chat/completions", Asgi(self.chat), methods=["POST"]),
+            Route("/v1/responses", Asgi(self.responses), methods=["POST"]),
         ]
 
     async def models(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._caller(scope)
+        self.caller(scope)
         data = [self._model(each) for each in self._runtime.connections if each.enabled]
         await respond_json(send, {"object": "list", "data": data})
 
     async def model(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._caller(scope)
+        self.caller(scope)
         await respond_json(send, self._model(self._connection(scope["path_params"]["model"])))
 
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,65 +55,30 @@ class OpenAIApi:
     async def responses(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._generate(responses.read, "resp_", scope, receive, send)
 
-    def _answering(self, route: App) -> Asgi:
-        """A route whose failures are answered in the API's shape."""
-
-        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            try:
-                await route(scope, receive, send)
-            except ApiError as error:
-                await error.respond(send)
-            except HttpError as given:
-                await refused(given).respond(send)
-            except ClientGone:
-                pass
-
-        return Asgi(answer)
-
     async def _generate(self, read: Read, prefix: str, scope: Scope, receive: Receive, send: Send) -> None:
-        self._caller(scope)
-        require_json(scope)
-        limits = self._runtime.limits
-        body = await read_body(scope, receive, limits.body_bytes)
+        depth = self._runtime.limits.json_depth
+        caller, parsed = await self.read(scope, receive, lambda body: read(read_json(body, max_depth=depth)))
+        options = parsed.options(self._connection(parsed.model).key)
+        await self.serve(
+            caller,
+            prefix + secrets.token_hex(16),
+            parsed.request,
+            options,
+            receive,
+            send,
+            whole=lambda live: parsed.writer(live).whole(),
+            stream=parsed.writer if parsed.stream else None,
+        )
 
-        def asking(body: bytes) -> chat.ChatRequest | responses.ResponsesRequest:
-            return read(read_json(body, max_depth=limits.json_depth))
-
-        asked = await read_with(asking, body)
-        caller = self._caller(scope)  # anew: the token may have been revoked meanwhile
-        connection = self._connection(asked.model)
-        try:
-            live = self._runtime.generate(
-                caller, prefix + secrets.token_hex(16), asked.request, asked.options(connection.key)
-            )
-        except WireError as error:
-            raise self._failed(error) from None
-        writer = asked.writer(live)
-        try:
-            if asked.stream:
-
-                async def refuse(error: WireError) -> None:
-                    await self._failed(error).respond(send)
-
-                await EventStream(live, receive, send, write=writer.write, end=writer.end, refuse=refuse).run()
-                return
-            with watching(receive, live.abandon):
-                outcome = await live.result()
-            if isinstance(outcome, WireError):
-                raise self._failed(outcome)
-            await respond_json(send, writer.whole())
-        finally:
-            # Whatever ended this request early, a cancelled task included: nobody reads the answer now.
-            live.abandon()
-
-    def _failed(self, error: WireError) -> ApiError:
+    def failure(self, error: WireError) -> ErrorResponse:
         return failed(error, retry_after=self._runtime.retry_after)
 
-    def _caller(self, scope: Scope) -> Caller:
-        """Who calls: these clients are no shells, so the token's name is all the identity there is."""
-        if not self._runtime.config.server.enabled:
-            raise ApiError(404, "the llm domain is not served here", code="unknown_url")
-        caller = authenticate(scope, self._tokens)
+    def shape(self, error: ErrorResponse) -> ErrorResponse:
+        return refused(error) if isinstance(error, HttpError) else error
+
+    def caller(self, scope: Scope) -> Caller:
+        """These clients are no shells, so the token's name is all the identity there is."""
+        caller = super().caller(scope)
         name = caller.endpoint.token
         return replace(caller, endpoint=Endpoint(token=name, identity=name))
 

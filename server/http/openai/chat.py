@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from server.http import sse
+from server.http import stream
 from server.http.openai.errors import bad, failed
 from server.http.openai.request import (
     MAX_LOGPROBS,
@@ -274,12 +274,12 @@ class ChatCompletionWriter:
         outcome = self._live.outcome
         assert outcome is not None
         if isinstance(outcome, WireError):
-            return sse.event(encode(failed(outcome).body))
+            return stream.event(encode(failed(outcome).body))
         chunks = [*self._opening(), self._chunk({}, finish=_FINISH[outcome.finish])]
         if self._asked.include_usage:
             usage = {**self._head("chat.completion.chunk"), "choices": [], "usage": write_usage(outcome.usage)}
-            chunks.append(sse.event(encode(usage)))
-        return b"".join([*chunks, sse.event(b"[DONE]")])
+            chunks.append(stream.event(encode(usage)))
+        return b"".join([*chunks, stream.event(b"[DONE]")])
 
     def _change(self, delta: Delta) -> dict[str, Any] | None:
         """What a delta adds to the message."""
@@ -307,7 +307,7 @@ class ChatCompletionWriter:
         chunk = {**self._head("chat.completion.chunk"), "choices": [choice]}
         if self._asked.include_usage:
             chunk["usage"] = None
-        return sse.event(encode(chunk))
+        return stream.event(encode(chunk))
 
     def _head(self, kind: str) -> dict[str, Any]:
         live = self._live

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.http.asgi import Headers, HttpError, Send, respond_json
+from server.http.asgi import ErrorResponse, Headers, HttpError, NoRoute
 from server.wire.records import WireError
 
 _STATUS = {
@@ -25,26 +25,20 @@ _NO_RETRY = (b"x-should-retry", b"false")
 """What OpenAI's clients obey where they would try a status again."""
 
 
-class ApiError(Exception):
-    """A request that fails. `param` names the parameter it is about. No message holds content."""
+class ApiError(ErrorResponse):
+    """A request that fails. `param` names the parameter it is about."""
 
     def __init__(
         self, status: int, message: str, *, code: str | None = None, param: str | None = None, headers: Headers = ()
     ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
+        super().__init__(status, message, headers)
         self.code = code
         self.param = param
-        self.headers = tuple(headers)
 
     @property
     def body(self) -> dict[str, Any]:
         kind = "server_error" if self.status >= 500 else _TYPES.get(self.status, "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
-
-    async def respond(self, send: Send) -> None:
-        await respond_json(send, self.body, self.status, self.headers)
 
 
 def bad(message: str, param: str | None, code: str | None = None) -> ApiError:
@@ -66,11 +60,8 @@ def failed(error: WireError, *, retry_after: int = 0) -> ApiError:
 
 
 def refused(given: HttpError) -> ApiError:
-    """What the routes of all projections refuse alike."""
+    """An error that all APIs have alike: authentication, size, unknown paths."""
     code = {401: "invalid_api_key", 413: "request_too_large"}.get(given.status)
-    return ApiError(given.status, given.error.message, code=code, headers=given.headers)
-
-
-def no_route(status: int, message: str) -> dict[str, Any]:
-    """An unknown path or method below `/v1`."""
-    return ApiError(status, message, code="unknown_url").body
+    if isinstance(given, NoRoute):
+        code = "unknown_url"
+    return ApiError(given.status, given.message, code=code, headers=given.headers)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from server.http import sse
+from server.http import stream
 from server.http.openai.errors import bad, failed
 from server.http.openai.request import (
     MAX_LOGPROBS,
@@ -415,7 +415,7 @@ class ResponsesWriter:
     def _event(self, kind: str, **members: Any) -> bytes:
         event = {"type": kind, "sequence_number": self._sequence, **members}
         self._sequence += 1
-        return sse.event(encode(event), kind)
+        return stream.event(encode(event), kind)
 
 
 def _message(id: str, content: list[Item], status: str) -> Item:

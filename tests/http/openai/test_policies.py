@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from server.config import Limits, ServerConfig
-from server.http import streaming
+from server.http import stream
 from tests.http.openai.conftest import HELLO, Api, api_of
 
 
@@ -103,7 +103,7 @@ async def test_the_rate_is_that_of_all_projections(tmp_path: Path) -> None:
 async def test_the_owner_is_asked_under_the_tokens_name(
     api: Api, monkeypatch: pytest.MonkeyPatch, allow: bool, streamed: bool
 ) -> None:
-    monkeypatch.setattr(streaming, "HEARTBEAT", 0.02)
+    monkeypatch.setattr(stream, "HEARTBEAT", 0.02)
     asking = api.client.with_options(api_key=api.site.tokens.create("editor", consent="ask"))
     task = asyncio.create_task(asking.chat.completions.create(model="first", messages=HELLO, stream=streamed))
     decisions = api.world.runtime.decisions
@@ -125,8 +125,8 @@ async def test_the_owner_is_asked_under_the_tokens_name(
 
 
 async def test_a_stream_begins_although_the_owner_takes_his_time(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "HEARTBEAT", 0.02)
-    monkeypatch.setattr(streaming.EventStream.__init__, "__kwdefaults__", {"refuse": None, "patience": 0.01})
+    monkeypatch.setattr(stream, "HEARTBEAT", 0.02)
+    monkeypatch.setattr(stream.EventStream.__init__, "__kwdefaults__", {"refuse": None, "patience": 0.01})
     asking = api.client.with_options(api_key=api.site.tokens.create("editor", consent="ask"))
     answer = await asking.chat.completions.create(model="first", messages=HELLO, stream=True)
     (decision,) = api.world.runtime.decisions.waiting()
