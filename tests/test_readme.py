@@ -383,7 +383,7 @@ async def test_a_draft_model_is_a_file_more(
     files = re.sub(r'(source|draft)\.huggingface = ".+"', rf'\1.path = "{seers["mlp"].model}"', example.text)
     assert files.count(str(seers["mlp"].model)) == 2
     async with asked(tmp_path, files, "qwen3-32b") as (_, engine):
-        assert engine._spec.draft_model_path == str(seers["mlp"].model)
+        assert engine._config.draft_model_path == str(seers["mlp"].model)
 
 
 @runs("Running the cases", 1, file="docs/conformance.md")

@@ -43,10 +43,10 @@ def test_gaps_are_counted_from_the_second_output_of_a_job_on(monkeypatch: pytest
     monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: next(times)))
     for number in (1, 2):
         engine._live[number] = TokenStream(replace(JOB, id=number), lambda _: None)
-    engine._on_frame(StepOutput([(1, b"a", 1)], [], 1, 0))
-    engine._on_frame(StepOutput([(1, b"b", 1), (2, b"a", 1)], [], 2, 0))
-    engine._on_frame(StepOutput([(1, b"c", 1), (2, b"b", 3)], [], 2, 0))
-    engine._on_frame(StepOutput([], [], 1, 0))  # says nothing of time
+    engine._on_output(StepOutput([(1, b"a", 1)], [], 1, 0))
+    engine._on_output(StepOutput([(1, b"b", 1), (2, b"a", 1)], [], 2, 0))
+    engine._on_output(StepOutput([(1, b"c", 1), (2, b"b", 3)], [], 2, 0))
+    engine._on_output(StepOutput([], [], 1, 0))  # says nothing of time
     gaps = engine.counts.gaps
     assert gaps.count == 3 and gaps.sum == pytest.approx(0.02 + 2 * 0.04)
     assert dict(gaps.cumulative())[GAPS[3]] == 1, "one of 20 ms"

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from server.engine import Constraint, Engine, Failed, Finished, Sampling, TextChunk, llama
+from server.engine import Constraint, Failed, Finished, Sampling, TextChunk, llama
+from server.engine.process import WorkerProcess
 from server.engine.types import StopCriteria
 from tests.engine.conftest import Model, collect
 
@@ -28,7 +29,7 @@ LONG = CHAT.format("Here is a list of words: " + "river stone cloud " * 500)
 
 def greedy_loop(path: Path, tokens: array[int], count: int) -> list[int]:
     """The plainest use of llama.cpp: one sequence, the prompt at once, then token by token."""
-    model = llama.LlamaModel(str(path), repack=Engine._repack)
+    model = llama.LlamaModel(str(path), repack=WorkerProcess.repack)
     context = llama.Context(model, cells=2048, sequences=1, batch=len(tokens), threads=1)
     batch = llama.Batch(len(tokens))
     batch.token[:], batch.position[:] = tokens, range(len(tokens))
@@ -136,7 +137,7 @@ async def test_a_full_queue_refuses_and_a_cancel_makes_room(model: Model) -> Non
     refused = await model.run(model.job(MOON))
     assert (refused.failed.code, refused.failed.extra) == ("quota-exceeded", {"reason": "queue"})
     for generation in running:
-        model.engine.cancel(generation.job.id)
+        model.engine.cancel(generation.request.id)
     ends = [await collect(generation) for generation in running]
     assert all(end.failed.code == "cancelled" for end in ends)
     assert (await model.run(model.job(MOON, max_tokens=2))).done.output_tokens == 2
@@ -154,7 +155,7 @@ async def test_cancel_settles_at_once(model: Model) -> None:
     generation = model.engine.generate(model.job(LONG, max_tokens=4))
     reader = asyncio.create_task(collect(generation))
     await model.run(model.job(MOON, max_tokens=1))  # the long prefill is under way now
-    model.engine.cancel(generation.job.id)
+    model.engine.cancel(generation.request.id)
     assert generation.settled, "nobody waits for the worker"
     outcome = await reader
     assert outcome.failed.code == "cancelled"
@@ -163,10 +164,10 @@ async def test_cancel_settles_at_once(model: Model) -> None:
 async def test_a_job_that_is_told_to_end_ends_as_done(model: Model) -> None:
     generation = model.engine.generate(model.job(LETTERS, max_tokens=None))
     assert isinstance(await anext(generation), TextChunk)
-    model.engine.finish(generation.job.id)
+    model.engine.finish(generation.request.id)
     outcome = await collect(generation)
     assert outcome.done.finish_reason == "stop" and outcome.done.output_tokens == len(outcome.done.tokens) > 0
-    model.engine.finish(generation.job.id)  # over: left alone
+    model.engine.finish(generation.request.id)  # over: left alone
 
 
 async def test_survivors_of_a_cancelled_prefill_are_unchanged(model: Model) -> None:
@@ -176,7 +177,7 @@ async def test_survivors_of_a_cancelled_prefill_are_unchanged(model: Model) -> N
     for _ in range(3):
         doomed = model.engine.generate(model.job(LONG, max_tokens=4))
         await model.run(model.job("a short one", max_tokens=1))
-        model.engine.cancel(doomed.job.id)
+        model.engine.cancel(doomed.request.id)
     assert [(await reader).text for reader in readers] == [alone.text, alone.text]
 
 
@@ -185,7 +186,7 @@ async def test_a_short_prompt_does_not_wait_behind_a_long_prefill(model: Model) 
     long_reader = asyncio.create_task(collect(long))
     await model.run(model.job(MOON, max_tokens=1))
     assert not long_reader.done()
-    model.engine.cancel(long.job.id)
+    model.engine.cancel(long.request.id)
     await long_reader
 
 

@@ -17,6 +17,7 @@ from server.engine.llama import C
 from server.engine.memory.gguf import BLOCKS, Array, GgufError, read
 from server.engine.memory.hparams import HParams
 from server.engine.memory.plan import Device, Machine, plan
+from server.engine.process import WorkerProcess
 from tests.engine.sparse import header, pair, tensor, text
 
 MACHINE = Machine((Device("GPU", 2**30),), 2**34, 2**33)
@@ -242,7 +243,7 @@ HOSTILE: dict[str, tuple[str, int | str | list[object]]] = {
 async def test_contents_that_llama_cpp_cannot_use_are_an_error_of_the_engine(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Engine, "_repack", False)  # a worker that dies is not tried again without
+    monkeypatch.setattr(WorkerProcess, "repack", False)  # a worker that dies is not tried again without
     file = tiny(tmp_path / "hostile.gguf", dict([HOSTILE[name]]))
     read(file)
     with pytest.raises(EngineError, match=r"cannot be loaded|died while it loaded|the model file's") as caught:

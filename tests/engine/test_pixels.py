@@ -107,7 +107,7 @@ async def test_a_cancel_while_pixels_are_sent_leaves_no_trace(engine: Engine) ->
 async def test_text_passes_a_huge_picture_on_its_way(engine: Engine) -> None:
     """72 MB go out in some hundred pieces; a job of text that comes later is sent between them."""
     sent: list[str] = []
-    send = engine._send
+    send = engine._worker.send
 
     def noted(frame: object) -> None:
         name = type(frame).__name__
@@ -116,7 +116,7 @@ async def test_text_passes_a_huge_picture_on_its_way(engine: Engine) -> None:
         sent.append(name)
         send(frame)
 
-    engine._send = noted  # type: ignore[method-assign]
+    engine._worker.send = noted  # type: ignore[method-assign]
     shown = asyncio.create_task(answer(engine, job(HUGE)))
     while "Pixels" not in sent:
         await asyncio.sleep(0)
@@ -131,8 +131,7 @@ async def test_a_worker_that_dies_meanwhile_takes_the_job_and_no_other(engine: E
     small, _ = await answer(engine, job(SMALL))
     lost = asyncio.create_task(answer(engine, job(HUGE)))
     await asyncio.sleep(0)
-    assert engine._process is not None
-    engine._process.kill()
+    engine._worker.kill()
     assert isinstance((await lost)[1], Failed)
     again, end = await answer(engine, job(SMALL))
     assert again == small and isinstance(end, Finished)
@@ -143,13 +142,13 @@ async def test_what_images_take_is_known_before_they_are_sent(engine: Engine) ->
     length = engine.info.context_length
     most = (length - 4) // TOKENS["mlp"]
     sent: list[str] = []
-    send = engine._send
+    send = engine._worker.send
 
     def noted(frame: object) -> None:
         sent.append(type(frame).__name__)
         send(frame)
 
-    engine._send = noted  # type: ignore[method-assign]
+    engine._worker.send = noted  # type: ignore[method-assign]
     assert await engine.check(3, [(40, 30)] * most) is None
     refused = await engine.check(3, [(40, 30)] * (most + 1))
     assert refused is not None and (refused.code, refused.extra) == ("quota-exceeded", {"reason": "context"})

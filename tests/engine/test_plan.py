@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from server.engine import Engine, EngineConfig, EngineError, Vocab, llama
-from server.engine import engine as client
+from server.engine import Engine, EngineConfig, EngineError, Vocab, llama, process
 from server.engine.llama import KV_TYPES, C
 from server.engine.memory import gguf
 from server.engine.memory.device import machine
 from server.engine.memory.hparams import HParams
 from server.engine.memory.plan import SNAPSHOTS, Device, DeviceMemory, Machine, MemoryPlan, gpu_contended, plan, plans
+from server.engine.process import WorkerProcess
 from server.engine.types import ENCODER_CACHE_BYTES, PREFIX_CACHE_BYTES
 from server.engine.worker.loader import LoadedModel
 from server.engine.worker.slot_memory import SlotMemory
@@ -396,14 +396,14 @@ async def test_a_model_is_loaded_with_less_where_memory_runs_out(
     smollm2: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its address space bounded, the worker cannot have the 1.4 GiB that eight slots of 8,192 tokens take."""
-    start = client._popen
+    start = process._popen
 
     def bounded(fd: int, worker: Sequence[str]) -> subprocess.Popen[bytes]:
-        process = start(fd, worker)
-        resource.prlimit(process.pid, resource.RLIMIT_AS, (GIB, GIB))
-        return process
+        started = start(fd, worker)
+        resource.prlimit(started.pid, resource.RLIMIT_AS, (GIB, GIB))
+        return started
 
-    monkeypatch.setattr(client, "_popen", bounded)
+    monkeypatch.setattr(process, "_popen", bounded)
     engine = await Engine.start(EngineConfig(str(smollm2), slots=8))
     await engine.close()
     assert "loading it with more ran out of memory" in engine.info.notes
@@ -423,7 +423,7 @@ os.abort()
 async def test_a_worker_that_dies_for_want_of_memory_is_tried_again_with_less(
     smollm2: Path, monkeypatch: pytest.MonkeyPatch, death: str
 ) -> None:
-    start, killed = client._popen, []
+    start, killed = process._popen, []
 
     def dying(fd: int, worker: Sequence[str]) -> subprocess.Popen[bytes]:
         if not killed:
@@ -431,11 +431,11 @@ async def test_a_worker_that_dies_for_want_of_memory_is_tried_again_with_less(
             return subprocess.Popen([sys.executable, "-c", death.replace("FD", str(fd))], pass_fds=[fd])
         return start(fd, worker)
 
-    monkeypatch.setattr(client, "_popen", dying)
-    repack = Engine._repack
+    monkeypatch.setattr(process, "_popen", dying)
+    repack = WorkerProcess.repack
     engine = await Engine.start(EngineConfig(str(smollm2), slots=8))
     await engine.close()
-    assert killed and Engine._repack == repack
+    assert killed and WorkerProcess.repack == repack
     assert "loading it with more ran out of memory" in engine.info.notes
 
 
@@ -460,9 +460,9 @@ async def test_what_is_configured_is_not_given_up_for_want_of_memory(
     def dying(fd: int, worker: Sequence[str]) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-c", SHORT.replace("FD", str(fd))], pass_fds=[fd])
 
-    start = client._popen
+    start = process._popen
     starts = iter([dying, start])
-    monkeypatch.setattr(client, "_popen", lambda *given: next(starts)(*given))
+    monkeypatch.setattr(process, "_popen", lambda *given: next(starts)(*given))
     configured = EngineConfig(str(smollm2), slots=2, context_length=2048, gpu_layers=0, kv_type="f16")
     with pytest.raises(EngineError, match="not enough memory for the model as it is configured"):
         await Engine.start(configured)

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
+import pytest
+
+from server.engine import EngineConfig
+from server.engine.worker.loader import LoadedModel
 from server.engine.worker.threads import ThreadTuner
 
 
@@ -62,3 +67,16 @@ def test_they_are_not_tried_where_even_fewer_do_not_get_their_cores() -> None:
 def test_one_thread_stays_one() -> None:
     threads = ThreadTuner(1)
     assert not any(threads.note(1.0, 0.1, now) for now in range(100))
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_loading_tells_of_the_cores_before_the_first_request(
+    random_model: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    """A configured count is kept."""
+    monkeypatch.setattr("server.engine.worker.loader.cores", lambda: 2)
+    counts: list[int] = []
+    monkeypatch.setattr(LoadedModel, "use_threads", lambda self, count: counts.append(count))
+    monkeypatch.setattr(ThreadTuner, "note", lambda self, *step: setattr(self, "count", 1) or True)
+    LoadedModel.load(EngineConfig(str(random_model), context_length=128, threads=threads), repack=False).close()
+    assert counts == ([] if threads else [1])

@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from server.engine import Engine, EngineConfig, EngineError, Vocab
-from server.engine import engine as client
+from server.engine import Engine, EngineConfig, EngineError, Vocab, process
 from server.engine import watchdog as module
+from server.engine.process import WorkerProcess
 from server.engine.protocol import Decoder, Ping, Pong, encode
 from server.engine.watchdog import CHECKS, LONGEST, Watchdog
 from server.engine.worker.main import answer_pings
@@ -114,16 +114,16 @@ async def test_a_worker_that_stops_while_it_loads_is_killed(
         started[-1].send_signal(signal.SIGSTOP)
         return started[-1]
 
-    start = client._popen
-    monkeypatch.setattr(client, "_popen", stopped)
-    monkeypatch.setattr(client, "_STARTING", 0.2)
-    monkeypatch.setattr(Engine, "_repack", True)  # whatever died before in this process
+    start = process._popen
+    monkeypatch.setattr(process, "_popen", stopped)
+    monkeypatch.setattr(process, "_STARTING", 0.2)
+    monkeypatch.setattr(process.WorkerProcess, "_repack", True)  # whatever died before in this process
     with pytest.raises(EngineError, match="hung while it loaded"):
         await Engine.start(EngineConfig(str(smollm2), context_length=512, hang_timeout=0.2))
     (worker,) = started
     assert worker.returncode == -signal.SIGKILL
     assert "fallen silent" in caplog.text
-    assert Engine._repack, "it did not die of repacked weights"
+    assert WorkerProcess.repack, "it did not die of repacked weights"
 
 
 def test_a_worker_answers_while_it_loads() -> None:

@@ -47,11 +47,11 @@ async def test_a_job_waits_for_the_restart_no_longer_than_its_deadline(smollm2: 
     engine = await Engine.start(EngineConfig(str(smollm2), context_length=2048))
     try:
         model = Model(engine, vocab)
-        engine._fail_all("as if dead")  # no worker is ready; none comes
+        engine._worker.ready = False  # and none comes
         outcome = await model.run(model.job(LETTERS, seconds=0.1))
         assert outcome.failed.code == "timeout"
         generation = engine.generate(model.job(LETTERS))
-        engine.cancel(generation.job.id)
+        engine.cancel(generation.request.id)
         assert (await collect(generation)).failed.code == "cancelled"
     finally:
         await engine.close()

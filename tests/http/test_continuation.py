@@ -19,7 +19,8 @@ import pytest_asyncio
 
 from server.chat import HelperPool, make_parser
 from server.config import ModelConfig, ModelSource
-from server.engine import Engine, Finished, TextChunk, Vocab, llama
+from server.engine import Finished, TextChunk, Vocab, llama
+from server.engine.process import WorkerProcess
 from server.engine.types import EngineRequest, Event, Segment
 from tests.chat.standin import write_model
 from tests.http.conftest import serving, site_of
@@ -184,7 +185,7 @@ class Context:
     """llama.cpp's own, that is never left: one sequence, fed what it is told."""
 
     def __init__(self, path: Path) -> None:
-        self.model = llama.LlamaModel(str(path), repack=Engine._repack)
+        self.model = llama.LlamaModel(str(path), repack=WorkerProcess.repack)
         self.context = llama.Context(self.model, cells=1024, sequences=1, batch=512, threads=1)
         self.batch = llama.Batch(512)
         self.past = 0

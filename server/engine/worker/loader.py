@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import threading
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,7 @@ from server.engine.speculative.mtp import MtpDrafter
 from server.engine.types import EngineConfig, EngineError, ModelInfo
 from server.engine.vision.projector import Projector
 from server.engine.vocab import Vocab
+from server.engine.worker.threads import ThreadTuner
 
 _NO_MEMORY = re.compile("alloc|out of memory", re.IGNORECASE)
 """In llama.cpp's log of a load that failed."""
@@ -50,6 +52,7 @@ class LoadedModel:
     threads: int
     image_threads: int
     """Threads that encode an image on the CPU, while steps use the others."""
+    tuner: ThreadTuner | None
     memory: ExitStack
     """Gives all memory back."""
 
@@ -77,8 +80,7 @@ class LoadedModel:
             if projector is not None:
                 memory.callback(projector.close)
                 if projector.scaled:
-                    note = f"images take at most {projector.most} tokens of the context"
-                    plan = replace(plan, notes=(*plan.notes, note))
+                    plan = _noted(plan, f"images take at most {projector.most} tokens of the context")
                 image_batch = batch.size if projector.causal else max(batch.size, projector.largest)
             context = llama.Context(
                 model,
@@ -95,24 +97,26 @@ class LoadedModel:
             drafter = _load_drafter(config, plan, model, vocab, threads, repack, mtp=mtp) if drafts else None
             if drafter is not None:
                 memory.callback(drafter.close)
-            _warm_up(context, batch)
-            info = _describe(plan, vocab, vision=projector is not None)
-            return cls(
-                config,
-                plan,
-                info,
-                model,
-                vocab,
-                context,
-                batch,
-                projector,
-                image_batch,
-                drafter,
-                drafts,
-                threads,
-                image_threads,
-                memory.pop_all(),
+            loaded = cls(
+                config=config,
+                plan=plan,
+                info=_describe(plan, vocab, vision=projector is not None),
+                model=model,
+                vocab=vocab,
+                context=context,
+                batch=batch,
+                projector=projector,
+                image_batch=image_batch,
+                drafter=drafter,
+                draft_tokens=drafts,
+                threads=threads,
+                image_threads=image_threads,
+                # A configured count is kept; beside a GPU, CPU time says nothing about the cores.
+                tuner=ThreadTuner(threads) if not config.threads and plan.gpu_layers <= 0 else None,
+                memory=memory,
             )
+            loaded._warm_up()
+            return replace(loaded, memory=memory.pop_all())
 
     @property
     def on_gpu(self) -> bool:
@@ -123,9 +127,43 @@ class LoadedModel:
         """The drafter where it is a layer of the model itself, which follows all that the KV cache gets."""
         return self.drafter if isinstance(self.drafter, MtpDrafter) else None
 
+    def decode(self, count: int) -> int:
+        """Run the batch's first `count` tokens (see `Context.decode`), by as many threads as there are cores for."""
+        tuner = self.tuner
+        if tuner is None:
+            return self.context.decode(self.batch, count)
+        wall, cpu = time.monotonic(), time.process_time()
+        status = self.context.decode(self.batch, count)
+        now = time.monotonic()
+        if tuner.note(now - wall, time.process_time() - cpu, now):
+            self.use_threads(tuner.count)
+        return status
+
+    def use_threads(self, count: int) -> None:
+        """From the next decode on."""
+        self.context.use_threads(count)
+        if self.drafter is not None:
+            self.drafter.use_threads(count)
+
+    def _warm_up(self) -> None:
+        """One full step: buffers are touched and kernels proven before the first request pays for it, or dies of it;
+        and on a busy machine the threads are fewer by then."""
+        batch = self.batch
+        batch.token[:] = 0
+        batch.position[:] = range(batch.size)
+        batch.sequence[:] = 0
+        batch.output[:] = 0
+        batch.output[-1] = 1
+        if self.decode(batch.size) != llama.OK or not self.context.seq_rm(0):
+            raise llama.LoadError("the model's first step failed")
+
     def close(self) -> None:
         """Give all memory back."""
         self.memory.close()
+
+
+def _noted(plan: MemoryPlan, note: str) -> MemoryPlan:
+    return replace(plan, notes=(*plan.notes, note))
 
 
 def _draft_tokens(config: EngineConfig, plan: MemoryPlan, model: llama.LlamaModel) -> int:
@@ -158,17 +196,6 @@ def _load_drafter(
     if config.draft_model_path is not None:
         return ModelDrafter(config.draft_model_path, vocab, plan, threads=threads, repack=repack)
     return MtpDrafter(model, vocab.eog, plan, threads=threads) if mtp else None
-
-
-def _warm_up(context: llama.Context, batch: llama.Batch) -> None:
-    """One full step: buffers are touched and kernels proven before the first request pays for it, or dies of it."""
-    batch.token[:] = 0
-    batch.position[:] = range(batch.size)
-    batch.sequence[:] = 0
-    batch.output[:] = 0
-    batch.output[-1] = 1
-    if context.decode(batch, batch.size) != llama.OK or not context.seq_rm(0):
-        raise llama.LoadError("the model's first step failed")
 
 
 def _describe(plan: MemoryPlan, vocab: Vocab, *, vision: bool) -> ModelInfo:
@@ -234,7 +261,7 @@ class ModelLoader:
             if number < self._frame.smaller:
                 continue
             if number:
-                plan = replace(plan, notes=(*plan.notes, "loading it with more ran out of memory"))
+                plan = _noted(plan, "loading it with more ran out of memory")
             self._number = number
             self._log.clear()
             try:

@@ -13,7 +13,6 @@ from server.engine import llama
 from server.engine.scheduler.scheduler import ScheduledBatch, Sequence
 from server.engine.worker.channel import Channel
 from server.engine.worker.loader import LoadedModel
-from server.engine.worker.threads import ThreadTuner
 
 
 class StepResult(NamedTuple):
@@ -29,14 +28,11 @@ class ModelRunner:
     """Runs the scheduler's batches on the model."""
 
     def __init__(self, loaded: LoadedModel, channel: Channel) -> None:
+        self._loaded = loaded
         self._context = loaded.context
         self._batch = loaded.batch
-        self._drafter = loaded.drafter
         self._mtp_drafter = loaded.mtp_drafter
         self._channel = channel
-        # A configured count is kept; beside a GPU, CPU time says nothing about the cores.
-        self._tuner = None if loaded.config.threads or loaded.on_gpu else ThreadTuner(loaded.threads)
-        self._threads = loaded.threads
         self._threads_beside_encoder = (
             loaded.threads if loaded.on_gpu else max(1, loaded.threads - loaded.image_threads)
         )
@@ -49,7 +45,8 @@ class ModelRunner:
         if not self._channel.begin_step({sequence.request.id: tokens for sequence, tokens in batch.entries}):
             return None
         began = time.monotonic()
-        status = self._decode(count)
+        # While an image is encoded, missing cores say nothing of other programs.
+        status = self._context.decode(self._batch, count) if self.encoding else self._loaded.decode(count)
         self._channel.end_step()
         seconds = time.monotonic() - began
         if status == llama.OK and self._mtp_drafter is not None:
@@ -101,25 +98,10 @@ class ModelRunner:
                 at, rows = end, rows + len(draft)
         return at, rows, due
 
-    def _decode(self, count: int) -> int:
-        tuner = self._tuner
-        if tuner is None or self.encoding:
-            return self._context.decode(self._batch, count)
-        wall, cpu = time.monotonic(), time.process_time()
-        status = self._context.decode(self._batch, count)
-        now = time.monotonic()
-        if tuner.note(now - wall, time.process_time() - cpu, now):
-            self._use_threads(tuner.count)
-        return status
-
     def share_cores(self, encoding: bool) -> None:
         """Leave cores to the image encoder while it is at work on the CPU."""
         if self.encoding != encoding:
             self.encoding = encoding
-            count = self._threads if self._tuner is None else self._tuner.count
-            self._use_threads(min(count, self._threads_beside_encoder) if encoding else count)
-
-    def _use_threads(self, count: int) -> None:
-        self._context.use_threads(count)
-        if self._drafter is not None:
-            self._drafter.use_threads(count)
+            loaded = self._loaded
+            count = loaded.threads if loaded.tuner is None else loaded.tuner.count
+            loaded.use_threads(min(count, self._threads_beside_encoder) if encoding else count)
