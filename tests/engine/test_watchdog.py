@@ -117,7 +117,7 @@ async def test_a_worker_that_stops_while_it_loads_is_killed(
     start = process._popen
     monkeypatch.setattr(process, "_popen", stopped)
     monkeypatch.setattr(process, "_STARTING", 0.2)
-    monkeypatch.setattr(process.WorkerProcess, "_repack", True)  # whatever died before in this process
+    monkeypatch.setattr(WorkerProcess, "repack", True)  # whatever died before in this process
     with pytest.raises(EngineError, match="hung while it loaded"):
         await Engine.start(EngineConfig(str(smollm2), context_length=512, hang_timeout=0.2))
     (worker,) = started
