@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ipaddress
+from collections.abc import Iterable
+
 from server.http.asgi import HttpError, Scope, header
 from server.runtime import Caller, Endpoint
 from server.state import TokenStore
 from server.wire.records import WireError
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 MAX_NAME = 1024
 """Bytes of each header that names a part of the endpoint."""
@@ -34,6 +39,16 @@ def authenticate(scope: Scope, tokens: TokenStore) -> Caller:
     )
     granted = policy.consent == "shell" and header(scope, b"napplet-consent") == b"granted"
     return Caller(endpoint, policy.consent, policy.select, granted)
+
+
+def is_from(scope: Scope, networks: Iterable[Network]) -> bool:
+    """True where the client's address is loopback, or lies in one of the networks."""
+    try:
+        address = ipaddress.ip_address(scope["client"][0])
+    except (TypeError, ValueError):
+        return False
+    address = getattr(address, "ipv4_mapped", None) or address
+    return address.is_loopback or any(address in each for each in networks)
 
 
 def unauthorized() -> HttpError:

@@ -20,7 +20,8 @@ from server.engine.histogram import Histogram
 from server.engine.memory.device import Gpu, gpus
 from server.http.api import Api
 from server.http.asgi import Asgi, Receive, Scope, Send, respond
-from server.http.owner import OwnerApi, resident
+from server.http.owner import OwnerApi
+from server.http.owner_state import resident
 from server.runtime import Runtime
 from server.runtime.served_model import ServedModel
 

@@ -4,51 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import ipaddress
-import resource
-import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
-from dataclasses import asdict
 from typing import Any, TypeVar, cast, get_args
 
 from starlette.routing import Route
 
 from server.http import stream
 from server.http.api import Api
-from server.http.asgi import (
-    Asgi,
-    HttpError,
-    Receive,
-    Scope,
-    Send,
-    read_body,
-    respond,
-    respond_json,
-    watching,
-)
-from server.http.auth import bearer, unauthorized
-from server.runtime import Endpoint, Runtime
-from server.runtime.decisions import ConsentDecision, Decision
-from server.runtime.generation import LiveGeneration
+from server.http.asgi import Asgi, HttpError, Receive, Scope, Send, read_body, respond, respond_json, watching
+from server.http.auth import bearer, is_from, unauthorized
+from server.http.owner_state import OwnerState, write_content
+from server.runtime import Runtime
+from server.runtime.decisions import ConsentDecision
 from server.runtime.served_model import ServedModel
 from server.state import Consent, Select, StateError, TokenStore
-from server.wire import encode, strict_json
+from server.wire import strict_json
 from server.wire.records import WireError
-from server.wire.results import write_part
-
-PACE = 0.25
-"""Seconds between two events at least, however much changes."""
-LIVELY = 1.0
-"""Seconds between two events while tokens are being generated."""
-HEARTBEAT = 10.0
 
 MAX_BODY = 64 * 1024
 
 T = TypeVar("T")
 
 Answer = Callable[[Scope, Mapping[str, Any]], Awaitable[dict[str, Any] | None]]
-"""Takes the request's path parameters and body; gives what to answer, None for 204. Raises HttpError."""
+"""Takes the request's path parameters and body; gives the JSON to answer, None for 204. Raises HttpError."""
 
 
 class OwnerApi(Api):
@@ -64,6 +42,7 @@ class OwnerApi(Api):
         self._runtime = runtime
         self._tokens = tokens
         self._secret = owner_token.encode()
+        self._state = OwnerState(runtime, tokens)
 
     def routes(self) -> list[Route]:
         return [
@@ -99,26 +78,17 @@ class OwnerApi(Api):
 
     def authenticate(self, scope: Scope) -> None:
         """Raises HttpError: 403 from elsewhere, 401 without the owner's token."""
-        if not self._is_owners_address(scope):
+        if not is_from(scope, self._runtime.config.server.owner_from):
             raise HttpError(403, WireError("invalid-request", "the owner's API does not answer to that address"))
         token = bearer(scope)
         if token is None or not hmac.compare_digest(token.encode(), self._secret):
             raise unauthorized()
 
-    def _is_owners_address(self, scope: Scope) -> bool:
-        try:
-            address = ipaddress.ip_address(scope["client"][0])
-        except (TypeError, ValueError):
-            return False
-        address = getattr(address, "ipv4_mapped", None) or address
-        networks = self._runtime.config.server.owner_from
-        return address.is_loopback or any(address in each for each in networks)
-
     # --- looking
 
     async def state(self, scope: Scope, body: Mapping[str, Any]) -> dict[str, Any]:
         _take(body)
-        return self._state()
+        return self._state.snapshot()
 
     async def events(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The state now and after every change, each event a whole state."""
@@ -128,100 +98,11 @@ class OwnerApi(Api):
         assert task is not None
         with watching(receive, task.cancel):
             try:
-                await self._stream(send)
+                await self._state.stream(send)
             except asyncio.CancelledError:
                 # The client has gone, or the server is ending; either way the stream is over.
                 task.uncancel()
                 await send({"type": "http.response.body", "body": b""})
-
-    async def _stream(self, send: Send) -> None:
-        last = b""
-        wrote = 0.0
-        closing = self._runtime.closing
-        while not closing.is_set():
-            version = self._runtime.changes.version
-            state = encode(self._state())
-            now = time.monotonic()
-            if state != last or now - wrote > HEARTBEAT:
-                await send(
-                    {
-                        "type": "http.response.body",
-                        "body": stream.event(state) if state != last else stream.COMMENT,
-                        "more_body": True,
-                    }
-                )
-                last, wrote = state, now
-            with suppress(TimeoutError):
-                async with asyncio.timeout(PACE):
-                    await closing.wait()
-            lively = next(self._runtime.live(), None) is not None
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LIVELY if lively else HEARTBEAT):
-                    await self._runtime.changes.since(version)
-        await send({"type": "http.response.body", "body": b""})
-
-    def _state(self) -> dict[str, Any]:
-        runtime = self._runtime
-        handles = runtime.handles.endpoints()
-        return {
-            "connections": [self._connection(each) for each in runtime.connections],
-            "endpoints": [
-                {**_endpoint(each), "handles": handles.get(each, 0)}
-                for each in sorted(runtime.endpoints(), key=lambda e: (e.token, e.identity, e.endpoint, e.account))
-            ],
-            "generations": [_generation(each) for each in runtime.live()],
-            "decisions": [self._decision(each) for each in runtime.decisions.waiting()],
-            "tokens": [
-                {"name": each.name, "consent": each.consent, "select": each.select, "created": each.created}
-                for each in self._tokens.list()
-            ],
-        }
-
-    def _connection(self, connection: ServedModel) -> dict[str, Any]:
-        engine = connection.loaded
-        value: dict[str, Any] = {
-            "key": connection.key,
-            "name": connection.config.name,
-            "model": connection.config.model,
-            "route": self._runtime.route_of(connection),
-            "enabled": connection.enabled,
-            "state": "loaded" if engine is not None else "loading" if connection.loading else "unloaded",
-        }
-        if engine is not None:
-            stats = engine.stats()
-            value |= {
-                "alive": engine.alive,
-                "memory": resident(engine.pid),
-                "contextLength": engine.info.context_length,
-                "slots": engine.info.slots,
-                "active": stats.active,
-                "queued": stats.queued,
-                "workerActive": stats.worker_active,
-                "workerQueued": stats.worker_queued,
-                "outputTokens": stats.output_tokens,
-                "forcedTokens": stats.jump_forward_tokens,
-                "restarts": stats.restarts,
-                "notes": list(engine.info.notes),
-            }
-        return value
-
-    def _decision(self, decision: Decision) -> dict[str, Any]:
-        value: dict[str, Any] = {
-            "id": decision.id,
-            "kind": decision.kind,
-            "endpoint": _endpoint(decision.endpoint),
-            "created": decision.created,
-            "expires": decision.expires,
-        }
-        if isinstance(decision, ConsentDecision):
-            value["disclosure"] = asdict(decision.disclosure)
-        else:
-            value["requirements"] = {k: v for k, v in asdict(decision.requirements).items() if v}
-            chosen = [self._runtime.connection(key) for key in decision.choices]
-            value["choices"] = [
-                {"key": each.key, "name": each.config.name, "model": each.config.model} for each in chosen if each
-            ]
-        return value
 
     # --- deciding
 
@@ -231,20 +112,7 @@ class OwnerApi(Api):
         id = scope["path_params"]["id"]
         for each in self._runtime.decisions.waiting():
             if each.id == id and isinstance(each, ConsentDecision):
-                request = each.request
-                content = {
-                    "messages": [
-                        {"role": message.role, "content": [write_part(part) for part in message.content]}
-                        for message in request.messages
-                    ],
-                    "tools": [
-                        {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
-                        for tool in request.tools
-                    ],
-                    "format": request.format,
-                    "continued": [{"message": index, "tokens": size} for index, size in each.continued.items()],
-                }
-                return content if each.schema is None else {**content, "schema": each.schema}
+                return write_content(each)
         raise _unknown("pending consent")
 
     async def consent(self, scope: Scope, body: Mapping[str, Any]) -> None:
@@ -335,39 +203,6 @@ class OwnerApi(Api):
         if connection is None:
             raise _unknown("connection")
         return connection
-
-
-def _endpoint(endpoint: Endpoint) -> dict[str, Any]:
-    return {
-        "id": endpoint.scope,
-        "token": endpoint.token,
-        "identity": endpoint.identity,
-        "endpoint": endpoint.endpoint,
-        "account": endpoint.account,
-    }
-
-
-def _generation(live: LiveGeneration) -> dict[str, Any]:
-    seconds = time.time() - live.first_token if live.first_token is not None else 0.0
-    return {
-        "number": live.number,
-        "endpoint": _endpoint(live.endpoint),
-        "connection": live.connection,
-        "stage": live.stage,
-        "created": live.created,
-        "outputTokens": live.output_tokens,
-        "tokensPerSecond": round(live.output_tokens / seconds, 1) if seconds > 0 else None,
-    }
-
-
-def resident(pid: int) -> int | None:
-    """Bytes of RAM of a worker, where the system tells (proc_pid_statm(5))."""
-    try:
-        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
-            pages = int(file.read().split()[1])
-    except (OSError, IndexError, ValueError):
-        return None
-    return pages * resource.getpagesize()
 
 
 def _members(body: bytes) -> Mapping[str, Any]:

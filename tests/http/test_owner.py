@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 
 from server.config import ServerConfig
-from server.http import owner
+from server.http import owner, owner_state
+from server.http.asgi import HttpError
 from server.http.owner import OwnerApi
-from tests.http.conftest import Site, events, names, site_of
+from server.state import TokenStore
+from tests.http.conftest import Site, events, names
+from tests.runtime.doubles import World
 
 ASK = {"consent": "ask"}
 
@@ -70,13 +73,15 @@ async def test_only_the_owners_token_opens_it(site: Site) -> None:
 
 async def test_only_from_loopback_and_named_networks(tmp_path: Path) -> None:
     server = ServerConfig(owner_from=(ipaddress.ip_network("172.17.0.0/16"),))
-    async with site_of(tmp_path, server) as site:
-        api = OwnerApi(site.world.runtime, site.tokens, "secret")
-        inside = ("127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1", "172.17.3.4", "::ffff:172.17.0.9")
-        outside = ("172.18.0.1", "10.0.0.1", "::2", "::ffff:10.0.0.1", "nonsense")
-        for address in inside + outside:
-            assert api._is_owners_address({"client": (address, 1)}) == (address in inside), address
-        assert not api._is_owners_address({"client": None})
+    runtime = World(tmp_path / "model.gguf", server=server).runtime
+    api = OwnerApi(runtime, TokenStore(tmp_path / "state"), "secret")
+    inside = ("127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1", "172.17.3.4", "::ffff:172.17.0.9")
+    outside = ("172.18.0.1", "10.0.0.1", "::2", "::ffff:10.0.0.1", "nonsense")
+    for client in (*((address, 1) for address in inside + outside), None):
+        with pytest.raises(HttpError) as refused:
+            api.authenticate({"client": client, "headers": []})
+        # From inside, it is the token that is missing.
+        assert refused.value.status == (401 if client is not None and client[0] in inside else 403), client
 
 
 def test_the_docs_list_every_call() -> None:
@@ -305,7 +310,7 @@ async def test_a_generation_is_seen_and_stopped(site: Site) -> None:
 
 async def test_events_end_with_the_runtime_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     for pause in ("PACE", "LIVELY", "HEARTBEAT"):
-        monkeypatch.setattr(owner, pause, 3600.0)
+        monkeypatch.setattr(owner_state, pause, 3600.0)
     async with site.owner.stream("GET", "/owner/events") as response:
         stream = events(response)
         await anext(stream)
@@ -314,7 +319,7 @@ async def test_events_end_with_the_runtime_at_once(site: Site, monkeypatch: pyte
 
 
 async def test_events_follow_the_state(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owner, "PACE", 0.01)
+    monkeypatch.setattr(owner_state, "PACE", 0.01)
     async with site.owner.stream("GET", "/owner/events") as response:
         stream = events(response)
         assert await anext(stream) == await state(site)
