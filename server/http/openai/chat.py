@@ -14,23 +14,16 @@ from server.http.openai.request import (
     ParameterPolicy,
     ParsedRequest,
     ResponseFormat,
-    boolean,
     check_messages,
     check_parameters,
-    count,
-    integer,
-    items,
-    members,
-    one_of,
     read_call,
     read_common,
+    read_format,
     read_image,
-    read_schema,
-    read_tool,
     result,
-    text,
 )
 from server.http.openai.response import LogprobCursor, arguments_text
+from server.http.openai.values import boolean, count, integer, items, members, one_of, text
 from server.runtime import LiveGeneration
 from server.wire import encode
 from server.wire.records import (
@@ -41,7 +34,6 @@ from server.wire.records import (
     Part,
     TextPart,
     ThinkingPart,
-    Tool,
     ToolCallPart,
     Usage,
     WireError,
@@ -85,8 +77,10 @@ class ChatRequest(ParsedRequest):
 def read(body: Mapping[str, Any]) -> ChatRequest:
     """Raises ApiError(400) naming the parameter."""
     given = check_parameters(body, PARAMETERS, ("model", "messages"))
-    format = _format(given["response_format"]) if "response_format" in given else ResponseFormat()
-    common = read_common(given, format, _tool, _function_name)
+    format = ResponseFormat()
+    if "response_format" in given:
+        format = read_format(given["response_format"], "response_format", inner="json_schema")
+    common = read_common(given, format, "function")
     return ChatRequest(
         **common,
         messages=_messages(given["messages"]),
@@ -119,32 +113,6 @@ def _include_usage(given: Mapping[str, Any], stream: bool) -> bool:
         raise bad("stream_options needs stream", "stream_options")
     options = members(given["stream_options"], "stream_options", (), ("include_usage", "include_obfuscation"))
     return boolean(options.get("include_usage", False), "stream_options.include_usage")
-
-
-def _tool(value: Any, at: str) -> Tool:
-    given = members(value, at, ("type",), ("function", "custom"))
-    if given["type"] != "function" or "function" not in given:
-        raise bad(f"{at}: only function tools are supported", f"{at}.type", "unsupported_parameter")
-    where = f"{at}.function"
-    return read_tool(members(given["function"], where, ("name",), ("description", "parameters", "strict")), where)
-
-
-def _function_name(value: Any, at: str) -> str:
-    given = members(value, at, ("type", "function"))
-    one_of(given["type"], f"{at}.type", ("function",))
-    return text(members(given["function"], f"{at}.function", ("name",))["name"], f"{at}.function.name")
-
-
-def _format(value: Any) -> ResponseFormat:
-    at = "response_format"
-    given = members(value, at, ("type",), ("json_schema",))
-    kind = one_of(given["type"], f"{at}.type", ("text", "json_object", "json_schema"))
-    if kind != "json_schema":
-        return ResponseFormat(json=kind == "json_object")
-    if "json_schema" not in given:
-        raise bad(f"{at}.json_schema is missing", f"{at}.json_schema")
-    where = f"{at}.json_schema"
-    return read_schema(members(given["json_schema"], where, ("name",), ("schema", "strict", "description")), where)
 
 
 # --- messages

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, TypeVar, cast
 
 from server.engine.sampling.params import PARAMS, Param
 from server.http.openai.errors import bad
+from server.http.openai.values import boolean, integer, items, members, named, number, one_of, text
 from server.runtime import GenerationOptions
 from server.wire import check_history, fields, strict_json
 from server.wire.envelopes import DEFAULT_PARAMETERS
@@ -154,76 +156,15 @@ def check_parameters(body: Mapping[str, Any], policy: ParameterPolicy, required:
     return given
 
 
-# --- values, each error with the parameter's name
-
-
-def text(value: Any, at: str, *, empty: bool = False) -> str:
-    return _named(at, lambda: fields.text(value, at, empty=empty))
-
-
-def boolean(value: Any, at: str) -> bool:
-    return _named(at, lambda: fields.boolean(value, at))
-
-
-def count(value: Any, at: str) -> int:
-    return _named(at, lambda: fields.positive_integer(value, at))
-
-
-def integer(value: Any, at: str, least: int, most: int) -> int:
-    whole = not isinstance(value, bool) and isinstance(value, int | float) and value == int(value)
-    if not whole or not least <= value <= most:
-        raise bad(f"{at} must be an integer from {least} to {most}", at)
-    return int(value)
-
-
-def number(value: Any, at: str, least: float, most: float) -> float:
-    found = _named(at, lambda: fields.number(value, at))
-    if not least <= found <= most:
-        raise bad(f"{at} must be from {least:g} to {most:g}", at)
-    return found
-
-
-def one_of(value: Any, at: str, words: tuple[str, ...]) -> str:
-    return _named(at, lambda: fields.one_of(value, at, words))
-
-
-def items(value: Any, at: str, read: Callable[[Any, str], T], *, empty: bool = True) -> tuple[T, ...]:
-    return _named(at, lambda: fields.items(value, at, read, empty=empty))
-
-
-def members(value: Any, at: str, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A record's members that are given; null is as good as absent. What it may not have is refused by name."""
-    if not isinstance(value, dict):
-        raise bad(f"{at} must be an object", at)
-    given = {key: member for key, member in value.items() if member is not None}
-    found = _named(at, lambda: fields.members(given, at, (), (*required, *optional)))
-    for key in required:
-        if key not in found:
-            raise bad(f"{at}.{key} is missing", f"{at}.{key}")
-    return found
-
-
-def _named(at: str, read: Callable[[], T]) -> T:
-    try:
-        return read()
-    except WireError as error:
-        # Messages begin with the field they are about.
-        field, _, rest = error.message.partition(" ")
-        raise bad(error.message, field if rest and field.startswith(at) else at) from None
-
-
 # --- parameters
 
 
-def read_common(
-    given: Mapping[str, Any],
-    format: ResponseFormat,
-    tool: Callable[[Any, str], Tool],
-    function_name: Callable[[Any, str], str],
-) -> dict[str, Any]:
-    """The members of `Asked` that all requests have alike; `tool` and `function_name` read the forms that differ."""
-    tools = check_tools(items(given.get("tools", []), "tools", tool))
-    choice = read_choice(given["tool_choice"], function_name) if "tool_choice" in given else ToolChoiceSpec()
+def read_common(given: Mapping[str, Any], format: ResponseFormat, inner: str | None) -> dict[str, Any]:
+    """The members of `ParsedRequest` that all requests have alike. `inner`: the member of a tool, or of a chosen one,
+    in which its function stands; None where the function's members are the tool's own."""
+    tools = check_tools(items(given.get("tools", []), "tools", partial(read_function_tool, inner=inner)))
+    name_of = partial(read_function_name, inner=inner)
+    choice = read_choice(given["tool_choice"], name_of) if "tool_choice" in given else ToolChoiceSpec()
     stop = read_stop(given["stop"]) if "stop" in given else ()
     check_stop(stop, format)
     return {
@@ -256,24 +197,46 @@ def read_stop(value: Any) -> tuple[str, ...]:
     return found
 
 
+def read_function_tool(value: Any, at: str, *, inner: str | None) -> Tool:
+    """A tool, which must be a function."""
+    given = members(value, at, ("type",), (inner, "custom")) if inner else value
+    if not isinstance(given, dict) or given.get("type") != "function" or (inner and inner not in given):
+        raise bad(f"{at}: only function tools are supported", f"{at}.type", "unsupported_parameter")
+    known = ("description", "parameters", "strict")
+    if inner is None:
+        return read_tool(members(value, at, ("type", "name"), known), at)
+    where = f"{at}.{inner}"
+    return read_tool(members(given[inner], where, ("name",), known), where)
+
+
+def read_function_name(value: Any, at: str, *, inner: str | None) -> str:
+    """Name of a function that is chosen or allowed."""
+    given = members(value, at, ("type", inner or "name"))
+    one_of(given["type"], f"{at}.type", ("function",))
+    if inner is None:
+        return text(given["name"], f"{at}.name")
+    where = f"{at}.{inner}"
+    return text(members(given[inner], where, ("name",))["name"], f"{where}.name")
+
+
 def read_tool(given: Mapping[str, Any], at: str) -> Tool:
     """A function's members. `strict` changes nothing: arguments always follow their schema."""
-    name = _named(f"{at}.name", lambda: fields.tool_name(given["name"], f"{at}.name"))
+    name = named(f"{at}.name", lambda: fields.tool_name(given["name"], f"{at}.name"))
     if "strict" in given:
         boolean(given["strict"], f"{at}.strict")
     parameters: Mapping[str, Any] = DEFAULT_PARAMETERS
     if "parameters" in given:
         where = f"{at}.parameters"
-        schema = _named(where, lambda: fields.mapping(given["parameters"], where))
+        schema = named(where, lambda: fields.mapping(given["parameters"], where))
         # Arguments are an object whether or not the schema says so.
         typed = {"type": "object", **schema}
-        parameters = _named(where, lambda: fields.tool_parameters(typed, where))
+        parameters = named(where, lambda: fields.tool_parameters(typed, where))
     description = text(given["description"], f"{at}.description", empty=True) if "description" in given else None
     return Tool(name, description, parameters)
 
 
 def check_tools(tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
-    _named("tools", lambda: fields.check_tool_names(tools, "tools"))
+    named("tools", lambda: fields.check_tool_names(tools, "tools"))
     return tools
 
 
@@ -310,6 +273,20 @@ def read_choice(value: Any, name_of: Callable[[Any, str], str]) -> ToolChoiceSpe
     return ToolChoiceSpec(cast(Literal["auto", "required"], mode), frozenset(allowed))
 
 
+def read_format(value: Any, at: str, *, inner: str | None) -> ResponseFormat:
+    """The form of the answer. `inner`: the member in which a JSON Schema stands with its name; None where these are
+    members of the format itself."""
+    known = ("schema", "strict", "description")
+    given = members(value, at, ("type",), (inner,) if inner else ("name", *known))
+    kind = one_of(given["type"], f"{at}.type", ("text", "json_object", "json_schema"))
+    if kind != "json_schema":
+        return ResponseFormat(json=kind == "json_object")
+    if inner is None:
+        return read_schema(members(value, at, ("type", "name", "schema"), known[1:]), at)
+    where = f"{at}.{inner}"
+    return read_schema(members(members(value, at, ("type", inner))[inner], where, ("name",), known), where)
+
+
 def read_schema(given: Mapping[str, Any], at: str) -> ResponseFormat:
     """The members of a `json_schema`: what is not in its schema is for people."""
     text(given["name"], f"{at}.name")
@@ -337,7 +314,7 @@ def read_image(url: Any, at: str, detail: Any) -> ImagePart:
     if kind not in _IMAGES or flags != ["base64"]:
         raise bad(f"{at} must be base64 of {', '.join(_IMAGES)}", at, "unsupported_parameter")
     mime_type = cast(Literal["image/png", "image/jpeg", "image/webp"], kind)
-    return ImagePart(mime_type, _named(at, lambda: fields.base64(data, at)))
+    return ImagePart(mime_type, named(at, lambda: fields.base64(data, at)))
 
 
 def read_call(call_id: str, name: str, arguments: str, at: str) -> ToolCallPart:
