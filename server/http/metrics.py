@@ -137,8 +137,8 @@ def _add_connections(page: _Page, connections: Iterable[ServedModel]) -> None:
     counter("confirmed_tokens", "Those of them that the output has", [(at, c.accepted_tokens) for at, c in counts])
     counter("worker_restarts", "Attempts to start a worker again", [(at, c.restarts) for at, c in counts])
     counter("worker_hangs", "Workers killed for want of progress", [(at, c.hangs) for at, c in counts])
-    counter("load_failures", "Loads of a model that failed", [(at, each.failed_loads) for at, each in keyed])
-    page.histograms("nap_llm_load_seconds", "Loading a model", [(each.key, each.loads) for _, each in keyed])
+    counter("load_failures", "Loads of a model that failed", [(at, each.lease.failed_loads) for at, each in keyed])
+    page.histograms("nap_llm_load_seconds", "Loading a model", [(each.key, each.lease.loads) for _, each in keyed])
     page.histograms(
         "nap_llm_inter_token_seconds",
         "Between two outputs of one generation",

@@ -86,7 +86,7 @@ class OwnerState:
             "model": connection.config.model,
             "route": self._runtime.route_of(connection),
             "enabled": connection.enabled,
-            "state": "loaded" if engine is not None else "loading" if connection.loading else "unloaded",
+            "state": "loaded" if engine is not None else "loading" if connection.lease.loading else "unloaded",
         }
         if engine is not None:
             stats = engine.stats()

@@ -161,7 +161,7 @@ class Runtime:
 
     async def _make_room(self) -> bool:
         """Unloads every idle model, for one that does not load. Whether there was one."""
-        idle = [connection for connection in self.connections if connection.idle]
+        idle = [connection for connection in self.connections if connection.lease.idle]
         await asyncio.gather(*(connection.release() for connection in idle))
         return bool(idle)
 

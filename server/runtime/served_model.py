@@ -1,13 +1,11 @@
-"""Connections: what `models.toml` offers, and the engine behind each, loaded on first use."""
+"""Served models: connections of `models.toml`, each with its files, its capabilities and a lease of its engine."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import logging
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,20 +13,15 @@ from typing import Any
 
 from server.chat import Capabilities, ChatSettings, ImageLimits
 from server.config import ModelConfig
-from server.engine import EngineError
-from server.engine.counters import EngineCounters
-from server.engine.histogram import Histogram
 from server.engine.sampling.params import Sampling
-from server.runtime.clock import Clock, Timer
+from server.engine.types import EngineConfig
+from server.runtime.clock import Clock
+from server.runtime.engine_lease import EngineLease, unloadable
 from server.runtime.policy import GenerationDefaults, ModelLimits, resolve, supported
 from server.runtime.ports import ChatService, FetchFile, ModelEngine, StartEngine
 from server.wire.records import Requirements, WireError
 
 log = logging.getLogger(__name__)
-
-LOADS = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
-"""Bounds of the times that loading a model takes, in seconds."""
-
 
 _IMAGES = ImageLimits()
 
@@ -78,14 +71,8 @@ class ServedModel:
         self._queue = queue
         self._patience = patience
         self._chat = chat
-        self._start_engine = start_engine
         self._fetch_file = fetch_file
-        self._clock = clock
-        self._changed = changed
         self._expired = expired
-        self._make_room = make_room
-        self._users = 0
-        self._idle: Timer | None = None
         self._path: Path | None = None
         self._projector: Path | None = None
         self._draft: Path | None = None
@@ -96,29 +83,26 @@ class ServedModel:
         """Finds out what the model can do; given up where it is to be found out anew."""
         self._blind = False
         """Loading has shown that the projector takes no images, whatever its file says."""
-        self._loading: asyncio.Task[ModelEngine] | None = None
-        self.loaded: ModelEngine | None = None
-        self.loads = Histogram(LOADS)
-        """Times of the loads that succeeded."""
-        self.failed_loads = 0
-        self._past = EngineCounters()
-        self._retired: set[asyncio.Task[None]] = set()
-
-    @property
-    def loading(self) -> bool:
-        return self._loading is not None
-
-    def counts(self) -> EngineCounters:
-        """What all engines of this connection have done so far."""
-        total = EngineCounters()
-        total.add(self._past)
-        if self.loaded is not None:
-            total.add(self.loaded.counts)
-        return total
+        self.lease = lease = EngineLease(
+            config,
+            self._engine_config,
+            start_engine=start_engine,
+            clock=clock,
+            changed=changed,
+            started=self._check_vision,
+            make_room=make_room,
+        )
+        self.in_use, self.load, self.unload, self.release = lease.in_use, lease.load, lease.unload, lease.release
+        self.counts = lease.counts
 
     @property
     def key(self) -> str:
         return self.config.key
+
+    @property
+    def loaded(self) -> ModelEngine | None:
+        """The engine, while the model is in memory."""
+        return self.lease.engine
 
     async def ready(self) -> Path:
         """The model's file, and what belongs to it, found or fetched, again where it has been removed. Raises
@@ -128,7 +112,7 @@ class ServedModel:
                 self._fetching = _shared(self._fetch())
             await _join(self._fetching)
             if not self.refresh_file():
-                raise _unloadable("the connection's model file cannot be read")
+                raise unloadable("the connection's model file cannot be read")
         assert self._path is not None
         return self._path
 
@@ -142,7 +126,7 @@ class ServedModel:
             self._path = await asyncio.to_thread(self._fetch_file, self.config.source)
         except Exception as error:
             log.warning("connection %s: its file cannot be had (%s)", self.key, type(error).__name__)
-            raise _unloadable("the connection's model file cannot be had") from None
+            raise unloadable("the connection's model file cannot be had") from None
         finally:
             self._fetching = None
 
@@ -222,36 +206,18 @@ class ServedModel:
         """Tokens of one sequence; 0 where nobody can say before the model is loaded."""
         return self.loaded.info.context_length if self.loaded is not None else self.config.context_length
 
-    @asynccontextmanager
-    async def in_use(self) -> AsyncIterator[ModelEngine]:
-        """The loaded model, which does not count as idle meanwhile. Raises `provider-error` with a safe reason."""
-        self._users += 1
-        self._stop_idling()
-        try:
-            yield await self.load()
-        finally:
-            self._users -= 1
-            self._idle_from_now()
+    async def _engine_config(self) -> EngineConfig:
+        path = await self.ready()
+        return self.config.spec(
+            path, queue=self._queue, patience=self._patience, projector=self._projector, draft=self._draft
+        )
 
-    async def load(self) -> ModelEngine:
-        """One load serves all that wait for it. Raises `provider-error` with a safe reason."""
-        if self.loaded is not None:
-            return self.loaded
-        if self._loading is None:
-            # The model outlives the request that needs it first: what its worker logs later is not that request's.
-            self._loading = asyncio.create_task(self._load(), context=Context())
-            self._changed()
-        loading = self._loading
-        # A caller that gives up does not take the model from the others.
-        await asyncio.wait((loading,))
-        if loading.cancelled():
-            raise _unloadable("the connection's model was unloaded")
-        return loading.result()
-
-    @property
-    def idle(self) -> bool:
-        """Whether it holds memory that nobody needs now."""
-        return self._users == 0 and self.loaded is not None
+    def _check_vision(self, engine: ModelEngine) -> None:
+        """Takes images away from a model that turns out, once loaded, to take none."""
+        if self._capabilities is not None and self._capabilities.images and not engine.info.vision:
+            log.warning("connection %s: its projector takes no images", self.key)
+            self._blind = True
+            self._end_selections()
 
     async def close(self) -> None:
         """Gives up what it is finding out, and releases the model."""
@@ -259,86 +225,6 @@ class ServedModel:
             if task is not None:
                 task.cancel()
         await self.release()
-
-    async def release(self) -> None:
-        """Unloads the model and returns once its memory is free."""
-        self.unload()
-        if self._retired:
-            await asyncio.wait(self._retired)
-
-    def unload(self) -> None:
-        """Lets the engine go, loaded or loading. Whoever takes it from running generations settles them first: the
-        engine knows no better than that it was closed."""
-        if self.loaded is not None:
-            self._past = self.counts()
-            self._retire(self.loaded.close())
-            self.loaded = None
-        if self._loading is not None:
-            self._retire(_abandon(self._loading))
-            self._loading = None
-        self._stop_idling()
-        self._changed()
-
-    async def _load(self) -> ModelEngine:
-        task = asyncio.current_task()
-        began = time.monotonic()
-        try:
-            engine = await self._start()
-            self.loads.observe(time.monotonic() - began)
-        except WireError:
-            self.failed_loads += 1
-            raise
-        finally:
-            # An unload in between has taken the task over, and closes what it makes.
-            current = self._loading is task
-            if current:
-                self._loading = None
-                self._changed()
-        if current:
-            self.loaded = engine
-            self._idle_from_now()
-            if self._capabilities is not None and self._capabilities.images and not engine.info.vision:
-                log.warning("connection %s: its projector takes no images", self.key)
-                self._blind = True
-                self._end_selections()
-        return engine
-
-    async def _start(self) -> ModelEngine:
-        path = await self.ready()
-        spec = self.config.spec(
-            path, queue=self._queue, patience=self._patience, projector=self._projector, draft=self._draft
-        )
-        try:
-            try:
-                engine = await self._start_engine(spec)
-            except EngineError:
-                # It may be memory that is missing; no backend says so reliably.
-                if self._make_room is None or not await self._make_room():
-                    raise
-                return await self._start_engine(spec)
-            # Rather whole on the GPUs than in part, beside a model that nobody uses.
-            if engine.info.gpu_contended and self._make_room is not None and await self._make_room():
-                await engine.close()
-                return await self._start_engine(spec)
-            return engine
-        except EngineError as error:
-            log.warning("connection %s: the model does not load: %s", self.key, error.reason)
-            raise _unloadable(f"the connection's model cannot be loaded: {error.reason}") from None
-
-    def _idle_from_now(self) -> None:
-        if self.idle and self.config.unload_after > 0:
-            self._stop_idling()
-            self._idle = self._clock.call_later(self.config.unload_after, self.unload)
-
-    def _stop_idling(self) -> None:
-        if self._idle is not None:
-            self._idle.cancel()
-            self._idle = None
-
-    def _retire(self, ending: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(ending)
-        self._retired.add(task)
-        task.add_done_callback(self._retired.discard)
 
     def _restrict(self, found: Capabilities) -> Capabilities:
         allowed = self.config.capabilities
@@ -361,10 +247,6 @@ def selection_changed() -> WireError:
     return WireError("selection-expired", "the selection has changed; select again")
 
 
-def _unloadable(message: str) -> WireError:
-    return WireError("provider-error", message, reason="load")
-
-
 def _shared(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
     """Work that several may wait for, and that outlives each of them; what it logs is no single request's."""
     task = asyncio.create_task(work, context=Context())
@@ -378,16 +260,6 @@ async def _join(shared: asyncio.Task[None]) -> None:
     await asyncio.wait((shared,))
     if not shared.cancelled():
         shared.result()
-
-
-async def _abandon(loading: asyncio.Task[ModelEngine]) -> None:
-    """Waits for a load nobody wants any more to let go of what it had."""
-    loading.cancel()
-    try:
-        engine = await loading
-    except (asyncio.CancelledError, WireError):
-        return
-    await engine.close()
 
 
 def _file_version(path: Path) -> FileVersion | None:

@@ -62,7 +62,7 @@ class House:
     def generated(self) -> bool:
         """Whether anything has come to an engine."""
         (connection,) = self.runtime.connections
-        return connection.loading or connection.loaded is not None
+        return connection.lease.loading or connection.loaded is not None
 
     async def nap(self, client: httpx.AsyncClient, messages: list[Any], **fields: Any) -> dict[str, Any]:
         async def call(**envelope: Any) -> Any:

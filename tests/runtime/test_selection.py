@@ -366,7 +366,7 @@ async def test_an_idle_model_gives_its_memory_back_but_never_under_a_generation(
     run = await world.engine.run()
     world.clock.advance(50)
     connection = world.runtime.connections[0]
-    assert connection.loaded is not None and not connection.idle
+    assert connection.loaded is not None and not connection.lease.idle
     run.done()
     await outcome(live)
     await asyncio.wait({live.task})  # type: ignore[arg-type]

@@ -1,30 +1,13 @@
-"""What answers of the OpenAI API have in common."""
+"""Parts that answers of the OpenAI API share: arguments and log probabilities."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from server.engine.types import Logprob
 from server.runtime import LiveGeneration
 from server.wire import encode
-from server.wire.records import Delta
-
-
-class ResponseWriter(Protocol):
-    """One generation as an API has it."""
-
-    def whole(self) -> dict[str, Any]:
-        """The answer of a generation that has ended well."""
-        ...
-
-    def write(self, deltas: list[Delta]) -> bytes:
-        """Further deltas as events."""
-        ...
-
-    def end(self) -> bytes:
-        """The outcome's events, whatever it is; the last ones."""
-        ...
 
 
 def arguments_text(arguments: Any) -> str:
