@@ -36,9 +36,9 @@ class ImageEncoder:
     """
 
     def __init__(
-        self, model: ImageModel, done: Callable[[EncoderResult], None], *, kept: int = ENCODER_CACHE_BYTES
+        self, projector: ImageModel, done: Callable[[EncoderResult], None], *, kept: int = ENCODER_CACHE_BYTES
     ) -> None:
-        self._model = model
+        self._projector = projector
         self._done = done
         self._kept = kept
         self._found: dict[EncoderCacheKey, Embeddings] = {}
@@ -105,7 +105,7 @@ class ImageEncoder:
         while True:
             key, image = self._work.get()
             try:
-                embeddings = self._model.encode(image)
+                embeddings = self._projector.encode(image)
             except ProjectorError:
                 embeddings = None
             except Exception as error:  # raised where the worker's own are
