@@ -1,4 +1,4 @@
-"""Memory in huge pages, for the processes this program starts."""
+"""Huge pages for the heaps of the processes this program starts."""
 
 from __future__ import annotations
 

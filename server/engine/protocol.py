@@ -1,14 +1,14 @@
-"""What the web process and a model's worker say to each other, over one socket pair.
+"""Frames between the web process and a model's worker, over one socket pair.
 
 Every frame is four bytes of length (little endian) and one of the tuples below: pickled, or marshalled, which is
-quicker, where it is a step that settles no job, as nearly every frame is; pixels are neither. The first byte tells them
-apart. Both ends are this program and the socket has no name, so nothing foreign is ever read.
+quicker, where it is a step that ends no request, as nearly every frame is; pixels are neither. The first byte tells
+them apart. Both ends are this program and the socket has no name, so nothing foreign is ever read.
 
-To the worker: one `Load`, then `Pixels`, `Submit`, `Finish`, `Cancel`, `Check` and `Ping`. Closing the socket
-tells it to exit.
-From the worker: perhaps `Short`, then `Ready` or `Refused`, then one `Step` for each step that has something to say,
-a `Checked` for each `Check` and a `Pong` for each `Ping`, at last perhaps `Crashed`. A closed socket means that the
-worker is gone.
+To the worker: one `LoadModel`, then `Pixels`, `AddRequest`, `Finish`, `AbortRequest`, `Check` and `Ping`. Closing the
+socket tells it to exit.
+From the worker: perhaps `OutOfMemory`, then `Ready` or `LoadFailed`, then one `StepOutput` for each step that brought
+something, a `Checked` for each `Check` and a `Pong` for each `Ping`, at last perhaps `Crashed`. A closed socket means
+that the worker is gone.
 """
 
 from __future__ import annotations
@@ -35,27 +35,31 @@ class LoadModel(NamedTuple):
 
 
 class Pixels(NamedTuple):
-    """A piece of the pixels of the next job that has pictures."""
+    """A piece of the pixels of the next request with images; empty: that request will not come."""
 
     data: bytes
 
 
 class AddRequest(NamedTuple):
-    job: EngineRequest
+    """Generate; the pixels of its images have gone before."""
+
+    request: EngineRequest
 
 
 class AbortRequest(NamedTuple):
-    job_id: int
+    """Drop this request, wherever it is. It is not answered."""
+
+    request_id: int
 
 
 class Finish(NamedTuple):
-    """End this job, if it runs, with the output that it has."""
+    """End this request, if it runs, with the output that it has."""
 
-    job_id: int
+    request_id: int
 
 
 class Check(NamedTuple):
-    """Say whether a prompt of so many tokens of text could be taken with images of these sizes: (width, height)."""
+    """Ask for the refusal of a prompt of so many tokens of text and images of these sizes: (width, height)."""
 
     id: int
     tokens: int
@@ -70,7 +74,7 @@ class Checked(NamedTuple):
 
 
 class Ping(NamedTuple):
-    """Say how far you are, at once, whatever is under way."""
+    """Ask for a `Pong` at once, whatever is under way."""
 
 
 class Pong(NamedTuple):
@@ -81,6 +85,8 @@ class Pong(NamedTuple):
 
 
 class Ready(NamedTuple):
+    """The model is loaded."""
+
     info: ModelInfo
 
 
@@ -105,8 +111,8 @@ class Crashed(NamedTuple):
 
 
 class StepOutput(NamedTuple):
-    """What one step brought: (job, bytes, tokens) of new output, (job, end) of settled jobs, and the load after it;
-    and for jobs that ask, (job, *`Logprob`) of each of its tokens."""
+    """Output of one step: (request, bytes, tokens) of new output, (request, end) of ended requests, the load after it,
+    and (request, *`Logprob`) of each token of requests that ask."""
 
     output: list[tuple[int, bytes, int]]
     ended: list[tuple[int, Finished | Failed]]

@@ -1,12 +1,12 @@
-"""Whether a worker that says nothing still works: a hung process neither answers nor dies, and nothing else tells."""
+"""Watchdog of worker processes: a hung one neither answers nor dies, so its progress has to be asked for."""
 
 from __future__ import annotations
 
 CHECKS = 4
-"""Checks of a worker within one patience. They are counted, not timed: where the web process itself stood still, what
-the worker has answered meanwhile is heard before the next check."""
+"""Checks of a worker within one `hang_timeout`. They are counted, not timed: where the web process itself stood still,
+the worker's answers are heard before the next check."""
 LONGEST = 10
-"""So many times the patience a single step may take as long as it computes."""
+"""Times `hang_timeout` that a single step may take as long as it computes."""
 _BUSY = 0.1
 """Share of a core that counts as computing. A thread that merely answers takes far less."""
 
@@ -27,11 +27,11 @@ class Watchdog:
         self._unfinished = 0
 
     def rest(self) -> None:
-        """There is nothing to do, so there is nothing to wait for."""
+        """Note that the worker has no work, so no progress is to be expected."""
         self._silent = self._unfinished = 0
 
     def answered(self, steps: int, cpu: float, now: float) -> None:
-        """The worker's own account at the time `now`: steps finished and seconds of CPU time used, since its start."""
+        """Note the worker's answer at the time `now`: steps finished and seconds of CPU time used since its start."""
         if steps != self._steps:
             self.rest()
         elif cpu - self._cpu >= _BUSY * (now - self._heard):
@@ -39,7 +39,7 @@ class Watchdog:
         self._steps, self._cpu, self._heard = steps, cpu, now
 
     def check(self) -> bool:
-        """Another part of the patience is over, with work to do. Whether the worker hangs."""
+        """Note that another part of `hang_timeout` is over, with work to do. True where the worker hangs."""
         self._silent += 1
         self._unfinished += 1
         return self._silent > CHECKS or self._unfinished > CHECKS * LONGEST

@@ -47,4 +47,4 @@ def test_nothing_but_the_servers_own_parts_is_ever_started() -> None:
             if called or {each.partition(".")[0] for each in names} & starters:
                 found.add(str(path.relative_to(ROOT)))
     # The last starts a compiler and llama.cpp's own server for a model that is spread over machines.
-    assert found == {"server/engine/engine.py", "server/chat/pool.py", "server/weights/wheel.py", "server/cli/rpc.py"}
+    assert found == {"server/engine/process.py", "server/chat/pool.py", "server/weights/wheel.py", "server/cli/rpc.py"}

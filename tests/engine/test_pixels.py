@@ -47,7 +47,7 @@ def test_a_job_arrives_as_it_was_sent() -> None:
             if isinstance(frame, Pixels):
                 arriving.take(frame)
             else:
-                found.append(arriving.fill(frame.job))
+                found.append(arriving.fill(frame.request))
     assert found == [sent]
     # And nothing of it stays.
     small = job(SMALL)
@@ -112,7 +112,7 @@ async def test_text_passes_a_huge_picture_on_its_way(engine: Engine) -> None:
     def noted(frame: object) -> None:
         name = type(frame).__name__
         if isinstance(frame, AddRequest):
-            name = "picture" if frame.job.images else "text"
+            name = "picture" if frame.request.images else "text"
         sent.append(name)
         send(frame)
 

@@ -72,8 +72,8 @@ class Channel:
                     self.send(Pong(self.steps, time.process_time()))
                 elif isinstance(frame, Pixels):
                     pixels.take(frame)
-                elif isinstance(frame, AddRequest) and frame.job.images:
-                    self.put(AddRequest(pixels.fill(frame.job)))
+                elif isinstance(frame, AddRequest) and frame.request.images:
+                    self.put(AddRequest(pixels.fill(frame.request)))
                 else:
                     self.put(frame)
         os._exit(0)
@@ -82,7 +82,7 @@ class Channel:
         """Hand a frame to the main thread; abort the step under way where most of it has become idle."""
         # Put first, then look: the main thread announces a step first, then looks into the inbox.
         self.inbox.put(frame)
-        if isinstance(frame, AbortRequest) and self._in_flight.cancel(frame.job_id) and self._abortable:
+        if isinstance(frame, AbortRequest) and self._in_flight.cancel(frame.request_id) and self._abortable:
             self._context.abort()
 
     def send(self, frame: StepOutput | Pong | Checked) -> None:

@@ -1,7 +1,7 @@
-"""Heads: what many prompts begin with (a template's opening, a system prompt), kept outside the KV cache.
+"""Prefix cache in host memory: KV state of prompt beginnings shared by many requests (system prompt, template header).
 
-Where every slot has cells of its own, a beginning that another slot holds is had by reading all that is there and
-writing it anew. A head has been read once, is no longer than what is shared, and outlives the slots it came from.
+Where every slot has cells of its own, a prefix that another slot holds can only be copied by reading all of that slot
+and writing it anew. An entry here has been read once, is no longer than the shared prefix, and outlives its slot.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from server.engine.types import PREFIX_CACHE_BYTES
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixEntry:
-    """`tokens` as the KV cache holds them, in `state`; for jobs of `scope`."""
+    """`state` of the KV cache for `tokens`, for requests of one `cache_salt`."""
 
     cache_salt: str
     tokens: array[int]
@@ -26,29 +26,29 @@ class PrefixEntry:
 
 
 class PrefixCache:
-    """The heads used last, in at most `room` bytes."""
+    """The entries used last, in at most `room` bytes."""
 
     def __init__(self, room: int = PREFIX_CACHE_BYTES) -> None:
         self._room = room
         self._entries: list[PrefixEntry] = []
 
-    def match(self, scope: str, tokens: array[int]) -> PrefixEntry | None:
-        """The longest head of this scope that the tokens begin with and go on behind."""
+    def match(self, cache_salt: str, tokens: array[int]) -> PrefixEntry | None:
+        """The longest entry of this salt that is a proper prefix of the tokens."""
         found = None
-        for head in self._entries:
-            count = len(head.tokens)
+        for entry in self._entries:
+            count = len(entry.tokens)
             longer = count < len(tokens) and (found is None or count > len(found.tokens))
-            if longer and head.cache_salt == scope and common_prefix(head.tokens, tokens) == count:
-                found = head
+            if longer and entry.cache_salt == cache_salt and common_prefix(entry.tokens, tokens) == count:
+                found = entry
         if found is not None:
             self._entries.remove(found)
             self._entries.append(found)
         return found
 
-    def insert(self, head: PrefixEntry) -> None:
-        """Keep a head, in place of those longest unused. One that would take most of the room is not worth it."""
-        if 2 * head.state.size > self._room or len(head.tokens) < MIN_PREFIX:
+    def insert(self, entry: PrefixEntry) -> None:
+        """Keep an entry, in place of those longest unused. One that would take most of the room is not worth it."""
+        if 2 * entry.state.size > self._room or len(entry.tokens) < MIN_PREFIX:
             return
-        self._entries.append(head)
+        self._entries.append(entry)
         while sum(each.state.size for each in self._entries) > self._room:
             del self._entries[0]

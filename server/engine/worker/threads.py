@@ -1,4 +1,4 @@
-"""How many threads a CPU step uses: as many as there are cores for them."""
+"""Thread count of CPU steps: as many as there are free cores."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _SLACK = 0.75
 """Cores that may be missing. Two threads beside a neighbour that takes most of one core are still quicker than one."""
 _CALM = 0.15
 """Cores that may be missing where all threads are tried again."""
-_PATIENCE = 2.0, 60.0
+_BACKOFF = 2.0, 60.0
 """Seconds until all threads are tried again: at first, and when that has failed again and again (doubling)."""
 
 
 class ThreadTuner:
-    """The thread count, judged by the CPU time that steps really get.
+    """Tunes the thread count by the CPU time that steps really get.
 
     ggml's threads wait for each other at about a thousand barriers a step, spinning. Where cores are free that is the
     quickest way. Where another program wants the cores, each barrier may wait for a thread that is not running, and
@@ -28,11 +28,11 @@ class ThreadTuner:
         self.count = self._most = most
         self._wall = self._cpu = 0.0
         self._bad = 0.0
-        self._patience = _PATIENCE[0]
+        self._backoff = _BACKOFF[0]
         self._again = 0.0
 
     def note(self, wall: float, cpu: float, now: float) -> bool:
-        """Note a step: its seconds of wall-clock time and of CPU time of all threads. Whether `count` has changed."""
+        """Note a step: its seconds of wall-clock time and of all threads' CPU time. True where `count` has changed."""
         self._wall += wall
         self._cpu += cpu
         if self._wall < _WINDOW:
@@ -44,10 +44,10 @@ class ThreadTuner:
         if self._bad >= _VERDICT and self.count > 1:
             self._bad = 0.0
             self.count = max(1, int(cores))
-            self._again = now + self._patience
-            self._patience = min(2 * self._patience, _PATIENCE[1])
+            self._again = now + self._backoff
+            self._backoff = min(2 * self._backoff, _BACKOFF[1])
         elif self.count == self._most:
-            self._patience = self._patience if self._bad else _PATIENCE[0]
+            self._backoff = self._backoff if self._bad else _BACKOFF[0]
         elif missing < _CALM and now >= self._again:
             self.count = self._most
         return self.count != before

@@ -68,17 +68,17 @@ class Worker:
             frame = inbox.get()
             idle = False
             if isinstance(frame, AddRequest):
-                self._submit(frame.job)
+                self._submit(frame.request)
             elif isinstance(frame, EncoderResult):
                 self._image_encoded(frame)
             elif isinstance(frame, Finish):
-                for sequence in [each for each in scheduler.running if each.request.id == frame.job_id]:
+                for sequence in [each for each in scheduler.running if each.request.id == frame.request_id]:
                     self._settle(sequence, self.output.finish(sequence, "stop"))
             elif isinstance(frame, Check):
                 assert self.vision is not None
                 self.channel.send(Checked(frame.id, self.vision.refusal(frame.tokens, frame.sizes)))
             else:
-                self._abort(frame.job_id)
+                self._abort(frame.request_id)
 
     def _submit(self, request: EngineRequest) -> None:
         if request.images:

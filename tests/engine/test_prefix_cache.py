@@ -1,4 +1,4 @@
-"""What many prompts begin with is read from the KV cache once, and never by those of another scope."""
+"""Prefixes shared by many prompts are read from the KV cache once, and never by requests of another scope."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from server.engine.worker.prefix import PrefixCache, PrefixEntry
 from tests.engine.bench import Bench
 
 
-def head(scope: str, tokens: range, size: int = 10) -> PrefixEntry:
+def entry(scope: str, tokens: range, size: int = 10) -> PrefixEntry:
     return PrefixEntry(scope, array("i", tokens), np.zeros(size, np.uint8))
 
 
-def test_the_longest_head_of_the_scope_that_the_tokens_begin_with() -> None:
-    heads = PrefixCache(1000)
-    short, long, foreign = head("a", range(10)), head("a", range(20)), head("b", range(30))
+def test_the_longest_entry_of_the_scope_that_is_a_prefix() -> None:
+    cache = PrefixCache(1000)
+    short, long, foreign = entry("a", range(10)), entry("a", range(20)), entry("b", range(30))
     for each in (long, short, foreign):
-        heads.insert(each)
-    assert heads.match("a", array("i", range(40))) is long
-    assert heads.match("a", array("i", range(20))) is short, "a token must be left to decode"
-    assert heads.match("a", array("i", [*range(15), 99, 98])) is short
-    assert heads.match("b", array("i", range(20))) is None
-    assert heads.match("c", array("i", range(40))) is None
+        cache.insert(each)
+    assert cache.match("a", array("i", range(40))) is long
+    assert cache.match("a", array("i", range(20))) is short, "a token must be left to decode"
+    assert cache.match("a", array("i", [*range(15), 99, 98])) is short
+    assert cache.match("b", array("i", range(20))) is None
+    assert cache.match("c", array("i", range(40))) is None
 
 
-def test_what_is_longest_unused_goes_and_what_is_too_large_never_comes() -> None:
-    heads = PrefixCache(100)
-    one, two, three = (head(name, range(10), 40) for name in "abc")
-    heads.insert(one)
-    heads.insert(two)
-    assert heads.match("a", array("i", range(20))) is one
-    heads.insert(three)
-    heads.insert(head("d", range(10), 60))
-    heads.insert(head("e", range(7)))
-    found = [heads.match(name, array("i", range(20))) for name in "abcde"]
+def test_entries_longest_unused_go_and_those_too_large_never_come() -> None:
+    cache = PrefixCache(100)
+    one, two, three = (entry(name, range(10), 40) for name in "abc")
+    cache.insert(one)
+    cache.insert(two)
+    assert cache.match("a", array("i", range(20))) is one
+    cache.insert(three)
+    cache.insert(entry("d", range(10), 60))
+    cache.insert(entry("e", range(7)))
+    found = [cache.match(name, array("i", range(20))) for name in "abcde"]
     assert found == [one, None, three, None, None]
 
 
@@ -68,7 +68,7 @@ class Copies:
         self.read = [end.cache_read_tokens for end in ends if isinstance(end, Finished)]
 
 
-def test_jobs_that_begin_alike_give_the_same_with_and_without_a_head(random_model: Path) -> None:
+def test_requests_that_begin_alike_give_the_same_with_and_without_the_cache(random_model: Path) -> None:
     alone = Copies(random_model, ["a", "b", "c", "d", "e", "f"])
     assert alone.read == [0] * 6 and not alone.written
     shared = Copies(random_model, ["same"] * 6)
