@@ -58,7 +58,7 @@ async def test_it_says_what_it_is_told_to(stage: Stage) -> None:
     assert outcome.text == "Grüße € 奥斯陆<call><call>" and outcome.done.finish_reason == "stop"
     token = stage.vocab.token_of("<call>")
     assert token is not None and outcome.done.tokens.count(token) == 1
-    assert outcome.done.tokens == run.over.result().end.tokens  # type: ignore[union-attr]
+    assert outcome.done.tokens == (await run.over).end.tokens  # type: ignore[union-attr]
 
 
 async def test_the_jobs_own_limits_hold(stage: Stage) -> None:
@@ -79,12 +79,12 @@ async def test_the_constraint_holds(stage: Stage) -> None:
     outcome = await task
     # What was forced the script would have said; what follows it may not, and the output may end.
     assert outcome.text == "Well <call>yes or not" and outcome.done.jump_forward_tokens > 0
-    assert run.over.result().unsaid == " at all"
+    assert (await run.over).unsaid == " at all"
     task = stage.start(constraint=grammar)
     run = await stage.director.run(1)
     run.say("<call>maybe")
     assert (await task).failed.reason == "the constraint leaves no token"
-    assert run.over.result().unsaid == "maybe"
+    assert (await run.over).unsaid == "maybe"
 
 
 async def test_what_is_forced_must_be_what_the_script_has(stage: Stage) -> None:
@@ -92,7 +92,7 @@ async def test_what_is_forced_must_be_what_the_script_has(stage: Stage) -> None:
     run = await stage.director.run()
     run.say("yes, sir!")
     assert (await task).failed.code == "provider-error"
-    assert run.over.result().astray
+    assert (await run.over).astray
 
 
 async def test_a_disobedient_one_overlooks_the_constraint(stage: Stage) -> None:
