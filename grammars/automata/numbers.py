@@ -189,6 +189,7 @@ def _compared(bound: Fraction, relation: str) -> DFA | None:
         return None
     whole, fraction = digits
     n = len(whole)
+    # one function: every part of the automaton leads into states of the part behind it
     rows: list[Row] = [()]  # the start, filled in below
     labels = [""]  # per state: how the number read so far compares; "" where the text is not a number
 

@@ -70,6 +70,7 @@ def _bounded(states: int) -> None:
 
 def _product(a: DFA, b: DFA, left: bool, right: bool, accept: Callable[[bool, bool], bool]) -> DFA:
     """The product automaton; `left`: go on where only `a` lives, `right`: where only `b` lives."""
+    # one function: the compiler spends most of its time in this loop, where calls would count
     dead = -1
     pairs: dict[tuple[int, int], int] = {(0, 0): 0}
     queue = [(0, 0)]

@@ -7,19 +7,20 @@ undeclared one spells a declared name. Rules are right-linear in the members.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from grammars import limits
 from grammars.automata.dfa import DFA
 from grammars.automata.operations import difference, intersect, strings
 from grammars.automata.regex_nfa import pattern_dfa
 from grammars.errors import UnsupportedSchema
+from grammars.rules.counted import CountedObject
 from grammars.rules.names import Node, TrieWriter, insert
 from grammars.rules.rules import Lit, Ref, Sequence
 from grammars.rules.syntax import ELEMENT_NAMES, ObjectSyntax, TaggedSyntax, escaped
 from grammars.schema.name_classes import NameClass
 from grammars.schema.sets import ObjectSet
-from grammars.schema.terms import FALSE, TRUE, Term
+from grammars.schema.terms import FALSE, Term
 from grammars.sets import strings as textsets
 
 if TYPE_CHECKING:
@@ -27,12 +28,10 @@ if TYPE_CHECKING:
 
 FREE = 4
 """Declared properties that may come in any order: the rules grow with the number of their subsets."""
-_STATES = 4_000
-"""States of one object whose members must be counted or depend on each other."""
 
 
 class ObjectRules:
-    """Writes one object shape. Every alternative that `write` returns is a whole object."""
+    """Writes one object set. Every alternative that `write` returns is a whole object."""
 
     def __init__(self, writer: GrammarBuilder, shape: ObjectSet, layout: ObjectSyntax | TaggedSyntax) -> None:
         self.writer, self.shape, self.grammar, self.layout = writer, shape, writer.grammar, layout
@@ -48,7 +47,6 @@ class ObjectRules:
             if layout.names is not None:
                 self.names = [name for name in self.names if layout.names.accepts(name)]
         self.others: list[NameClass] = []
-        self.states: dict[_State, Ref] = {}
         self.trie = TrieWriter(self.grammar, self.quote)
         self.end: Sequence = (Lit(self.closing),)
         self.empty: Sequence = (Lit(self.opening + self.closing),)
@@ -72,12 +70,10 @@ class ObjectRules:
             try:
                 if coarse:
                     raise limits.LimitExceeded("states")
-                return self._counted()
+                return CountedObject(self).write()
             except limits.LimitExceeded as error:
                 if error.limit != "states":
                     raise
-            for ref in self.states.values():  # rules that lead to states never written
-                self.grammar.rules.pop(ref.name, None)
             self.writer.normal.unchecked.add_everywhere(
                 "minProperties", "maxProperties", "dependentRequired", "dependencies"
             )
@@ -107,14 +103,14 @@ class ObjectRules:
 
     # Members
 
-    def _value(self, term: Term, after: Sequence) -> Sequence:
-        """What follows a name."""
+    def value(self, term: Term, after: Sequence) -> Sequence:
+        """The part behind a name."""
         if isinstance(self.layout, ObjectSyntax):
             return (Lit(self.layout.colon), *self.writer.term(term), *after)
         values = self.writer.element(term, self.layout)
         return (*(values[0] if len(values) == 1 else (self.grammar.add(tuple(values), "e"),)), *after)
 
-    def _other(self, others: NameClass, leaf: Sequence) -> Sequence:
+    def other(self, others: NameClass, leaf: Sequence) -> Sequence:
         """A member with an undeclared name; `leaf` begins after the name."""
         if self.bare is not None:
             names = self.bare if others.names is None else intersect(self.bare, others.names)
@@ -129,10 +125,10 @@ class ObjectRules:
         taken = frozenset(escaped(name) for name, _ in self.shape.props)
         return (Lit(self.quote), self.writer.other_names.write(taken), *leaf)
 
-    def _declared(self, node: Node) -> Sequence:
+    def declared(self, node: Node) -> Sequence:
         return (Lit(self.before_name), *self.trie.write(node))
 
-    def _insert(self, node: Node | None, name: str, leaf: Sequence) -> Node:
+    def insert(self, node: Node | None, name: str, leaf: Sequence) -> Node:
         return insert(node, name if self.bare is not None else escaped(name), leaf)
 
     def _shared(self, sequence: Sequence) -> Sequence:
@@ -151,16 +147,16 @@ class ObjectRules:
         for i in range(len(names), -1, -1):
             if i < len(names):
                 name = names[i]
-                leaf = self._value(self.terms[name], rest)
+                leaf = self.value(self.terms[name], rest)
                 if name in required:
                     node, may_end = None, False
                 if i and names[i - 1] not in required:  # several positions lead to this property
                     leaf = self._shared(leaf)
-                node = self._insert(node, name, leaf)
-            members = [self._declared(node)] if node else []
+                node = self.insert(node, name, leaf)
+            members = [self.declared(node)] if node else []
             if may_end and self.others:
                 here = Ref(self.grammar.fresh("o"))
-                members += [self._other(others, self._value(others.term, (here,))) for others in self.others]
+                members += [self.other(others, self.value(others.term, (here,))) for others in self.others]
                 self.grammar.define(here.name, (closing, *((Lit(self.comma), *member) for member in members)))
                 rest = (here,)
             elif may_end:
@@ -185,13 +181,13 @@ class ObjectRules:
             node: Node | None = None
             for i, name in enumerate(names):
                 if left >> i & 1:
-                    leaf = self._value(self.terms[name], rests[left & ~(1 << i)])
-                    node = self._insert(node, name, leaf)
-            members = [self._declared(node)] if node else []
+                    leaf = self.value(self.terms[name], rests[left & ~(1 << i)])
+                    node = self.insert(node, name, leaf)
+            members = [self.declared(node)] if node else []
             may_end = not left & must
             if may_end and self.others:
                 here = Ref(self.grammar.fresh("o"))
-                members += [self._other(others, self._value(others.term, (here,))) for others in self.others]
+                members += [self.other(others, self.value(others.term, (here,))) for others in self.others]
                 self.grammar.define(here.name, (closing, *((Lit(self.comma), *member) for member in members)))
                 rests.append((here,))
             else:
@@ -204,110 +200,6 @@ class ObjectRules:
             start.append(self.empty)
         return tuple(start)
 
-    def _counted(self) -> tuple[Sequence, ...]:
-        """The general case, in order: members are counted, depend on each other, or must satisfy `some`.
-
-        A state is (next property, members so far, names seen that matter, names that must come, `some` satisfied).
-        """
-        shape, names, normal = self.shape, self.names, self.writer.normal
-        required = shape.required
-        index = {name: i for i, name in enumerate(names)}
-        needs: dict[str, set[str]] = {}
-        dead: set[str] = set()
-        for name, needed in shape.dependent_required:
-            if name in index:
-                if any(other not in index for other in needed):
-                    dead.add(name)
-                needs.setdefault(name, set()).update(n for n in needed if n in index and n != name)
-        if dead & required:
-            return ()
-        last_use: dict[str, int] = {}
-        for name, wanted in needs.items():
-            for other in wanted:
-                last_use[other] = max(last_use.get(other, -1), index[name])
-        if self.others and shape.min_properties > len(required):
-            normal.unchecked.add_everywhere("minProperties")  # no grammar keeps undeclared names from repeating
-        all_bits = (1 << len(shape.must_contain)) - 1
-        cap = shape.min_properties if shape.max_properties is None else max(shape.min_properties, shape.max_properties)
-        last_required = max((index[name] for name in required if name in index), default=-1)
-        states = self.states
-        queue: list[_State] = []
-
-        def rest(state: _State) -> Sequence:
-            ref = states.get(state)
-            if ref is None:
-                if len(states) >= _STATES:
-                    raise limits.LimitExceeded("states")
-                ref = states[state] = Ref(self.grammar.fresh("o"))
-                queue.append(state)
-            return (ref,)
-
-        def leaf(term: Term, applicable: int, state: _State) -> Sequence:
-            """What follows a name: the value, with or without satisfying each of `some`, and the rest."""
-            options = [(term, state.bits)]
-            for b, (_, wanted) in enumerate(shape.must_contain):
-                if not state.bits >> b & 1 and applicable >> b & 1:
-                    if wanted is TRUE:
-                        options = [(t, bits | 1 << b) for t, bits in options]
-                    else:
-                        options += [(normal.terms.all(t, wanted), bits | 1 << b) for t, bits in options]
-            leaves = [self._value(t, rest(state._replace(bits=bits))) for t, bits in options if t is not FALSE]
-            return leaves[0] if len(leaves) == 1 else (self.grammar.add(tuple(leaves), "m"),)
-
-        declared_bits = {
-            name: sum(1 << b for b, (where, _) in enumerate(shape.must_contain) if normal.texts.accepts(where, name))
-            for name in names
-        }
-
-        def members(state: _State) -> list[Sequence]:
-            if shape.max_properties is not None and state.members >= shape.max_properties:
-                return []
-            count = min(state.members + 1, cap)
-            node: Node | None = None
-            for j in range(state.at, len(names)):
-                name = names[j]
-                wanted = needs.get(name, set())
-                if name not in dead and all(n in state.seen or index[n] > j for n in wanted):
-                    ahead = {n for n in wanted if index[n] > j and n not in required}
-                    seen = frozenset(n for n in (*state.seen, name) if last_use.get(n, -1) > j)
-                    following = _State(j + 1, count, seen, (state.pending | ahead) - {name}, state.bits)
-                    node = self._insert(node, name, leaf(self.terms[name], declared_bits[name], following))
-                if name in required or name in state.pending:
-                    break
-            out = [self._declared(node)] if node else []
-            if state.at > last_required and not state.pending:
-                following = state._replace(members=count)
-                out += [self._other(others, leaf(others.term, others.bits, following)) for others in self.others]
-            return out
-
-        def may_end(state: _State) -> bool:
-            return (
-                state.members >= shape.min_properties
-                and not state.pending
-                and state.bits == all_bits
-                and state.at > last_required
-            )
-
-        first = _State(0, 0, frozenset(), frozenset(), 0)
-        start: list[Sequence] = [(Lit(self.opening), *member) for member in members(first)]
-        if may_end(first):
-            start.append(self.empty)
-        while queue:
-            limits.check()
-            state = queue.pop()
-            rule: list[Sequence] = [self.end] if may_end(state) else []
-            rule += [(Lit(self.comma), *member) for member in members(state)]
-            self.grammar.define(states[state].name, tuple(rule))
-        return tuple(start)
-
 
 def _element_names() -> DFA:
     return pattern_dfa(ELEMENT_NAMES)
-
-
-class _State(NamedTuple):
-    at: int
-    members: int
-    seen: frozenset[str]
-    pending: frozenset[str]
-    bits: int
