@@ -1,4 +1,4 @@
-"""Who is calling, from the request's headers (http-binding, "Who is calling")."""
+"""Authentication: the caller, from the request's headers (http-binding, "Who is calling")."""
 
 from __future__ import annotations
 

@@ -38,11 +38,11 @@ class Health(Api):
         ]
 
     async def live(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Whether the event loop turns: no answer is the only other answer. Restarting helps where it is missing."""
+        """Liveness of the event loop: no answer is the only other answer. Restarting helps where it is missing."""
         await respond_json(send, {"status": "ok"})
 
     async def ready(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Whether generations would be taken and could be served: 200, or 503 with what is in the way."""
+        """Readiness to take and serve generations: 200, or 503 with what is in the way."""
         obstacles = await self._obstacles()
         if obstacles != self._said:
             log.warning("not ready: %s", ", ".join(obstacles)) if obstacles else log.info("ready again")

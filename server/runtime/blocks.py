@@ -39,7 +39,7 @@ class _Waiting:
 
 
 class BlockAssembler:
-    """What the model has said so far. `push` takes block events, `take` gives the deltas that are due.
+    """Assembler of a turn's blocks. `push` takes block events, `take` gives the deltas that are due.
 
     What waits is bounded by the output itself: one start, one fragment and one end per block, however slow the reader.
     `most_calls` bounds the calls of the turn.

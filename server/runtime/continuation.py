@@ -37,7 +37,7 @@ class Continuations:
         return self._mac(b"key", fingerprint.encode()).hex()[:32]
 
     def seal(self, key: str, content: Sequence[Part], tokens: array[int]) -> Continuation:
-        """What belongs to the message that is visible of this turn."""
+        """Continuation of the turn with this content."""
         data = _bytes(tokens)
         payload = self._tag(key, content, data) + data
         return Continuation(FORMAT, key, base64.b64encode(payload).decode("ascii"))

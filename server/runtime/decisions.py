@@ -32,7 +32,7 @@ class DisclosedAmount:
 
 @dataclass(frozen=True, slots=True)
 class Disclosure:
-    """What an authorization must identify (NAP-LLM, "Shell Behavior"): who asks, where it goes, what goes there."""
+    """Facts that an authorization must identify (NAP-LLM, "Shell Behavior"): asker, destination, content in numbers."""
 
     connection: str
     """The connection's label."""
@@ -113,7 +113,7 @@ class PendingDecisions:
             return await decision.answer
 
     def settle_consent(self, id: str, allow: bool) -> bool:
-        """Whether such a question was waiting; it is answered then."""
+        """Answers a question. False where none of this id waits."""
         decision = self._waiting.get(id)
         if not isinstance(decision, ConsentDecision) or decision.answer.done():
             return False
@@ -145,7 +145,7 @@ class PendingDecisions:
 def count_disclosed(
     request: GenerationRequest,
 ) -> tuple[dict[str, DisclosedAmount], DisclosedAmount, DisclosedAmount, DisclosedAmount]:
-    """What a request discloses: messages by role, images, tool definitions, tool results."""
+    """Disclosure of a request, counted: messages by role, images, tool definitions, tool results."""
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     for message in request.messages:

@@ -1,4 +1,4 @@
-"""Who asks: the endpoint everything is scoped to, and what its token's policy says (http-binding, "Who is calling")."""
+"""Callers: the endpoint everything is scoped to, and what its token's policy says (http-binding, "Who is calling")."""
 
 from __future__ import annotations
 

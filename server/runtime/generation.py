@@ -49,7 +49,7 @@ class LiveGeneration:
         self.request = request
         self.options = options or GenerationOptions()
         self.number = number
-        """The runtime's own name for it: its job with the engine, and what the owner sees."""
+        """The runtime's own name for it: the id of its engine request, and the number that the owner sees."""
         self.entered: dict[Stage, float] = {}
         """When it came to each stage, in seconds of `time.monotonic()`."""
         self.stage = "preparing"

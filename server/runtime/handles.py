@@ -47,7 +47,7 @@ class Handles:
         return handle
 
     def held(self, endpoint: Endpoint, connection: ServedModel) -> bool:
-        """Whether the endpoint has a handle to the connection as it is now."""
+        """True where the endpoint has a handle to the connection as it is now."""
         handle = self._tokens.get(endpoint.token, {}).get((endpoint, connection))
         return handle is not None and self._selections[handle].revision == connection.revision
 

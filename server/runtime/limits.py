@@ -17,7 +17,7 @@ from server.wire.records import WireError
 Asker = TypeVar("Asker")
 
 MAX_ASKERS = 16_384
-"""Who is remembered at most; whoever asked longest ago is forgotten first."""
+"""Bound on the askers that are remembered; the one that asked longest ago is forgotten first."""
 
 
 class RateLimiter(Generic[Asker]):
@@ -34,7 +34,7 @@ class RateLimiter(Generic[Asker]):
         return len(self._times)
 
     def full(self, asker: Asker, now: float) -> bool:
-        """Whether one more request would be one too many."""
+        """True where one more request would be one too many."""
         horizon = now - self.WINDOW
         while self._times and next(iter(self._times.values()))[-1] <= horizon:
             self._times.popitem(last=False)
@@ -54,7 +54,7 @@ class RateLimiter(Generic[Asker]):
 
 
 class Rates:
-    """What an endpoint may ask in any minute, and all endpoints of its token together."""
+    """Rate limits of an endpoint, and of all endpoints of its token together."""
 
     def __init__(self, limits: Limits) -> None:
         self.endpoints: RateLimiter[Endpoint] = RateLimiter(limits.requests_per_minute)

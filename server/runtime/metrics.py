@@ -1,4 +1,4 @@
-"""What has become of generations, in numbers that only grow. No endpoint, id or content is kept."""
+"""Counters of generations and their endings. No endpoint, id or content is kept."""
 
 from __future__ import annotations
 

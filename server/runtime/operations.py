@@ -58,7 +58,7 @@ class Operations:
         *,
         seconds: float,
     ) -> T:
-        """What the work returns, within so many seconds. Raises what it raises, or what has ended the operation, even
+        """Result of the work, within `seconds`. Raises what it raises, or the error that has ended the operation, even
         where that came when the work was done and nobody had looked yet."""
         operation = Operation(endpoint, connection)
         self._waiting.add(operation)

@@ -1,4 +1,4 @@
-"""What a projection beside NAP-LLM may ask of one generation that the wire's request has no word for."""
+"""Options of one generation that the wire's request has no word for, for the APIs beside NAP-LLM."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from server.wire.records import Requirements
 @dataclass(frozen=True, slots=True)
 class GenerationOptions:
     """Nothing asked is what NAP-LLM asks. Whoever fills this in has checked it; what it does to the output is the
-    runtime's business alone, so that every projection has one settlement, one consent and one set of limits."""
+    runtime's business alone, so that every API has one settlement, one consent and one set of limits."""
 
     connection: str | None = None
     """Key of the connection to use, in place of the request's handle (which is not looked at then)."""
     requirements: Requirements | None = None
-    """What the connection must be able to do. Where none is named, the first that can is used, as by `select`."""
+    """Abilities that the connection must have. Where none is named, the first that can is used, as by `select`."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `engine.messages.Sampling` that take the place of the connection's own."""
+    """Fields of `server.engine.sampling.params.Sampling` that take the place of the connection's own."""
     response_schema: Mapping[str, Any] | bool | None = None
     """JSON Schema of the answer, which comes as the text of that JSON. It need not describe an object."""
     allowed_tools: frozenset[str] | None = None
     """The tools that may be called, where not all that are described may."""
     parallel: bool = True
-    """Whether a turn may hold more than one call."""
+    """A turn may hold more than one call."""
     stop: tuple[str, ...] = ()
     """Texts that end the answer and are no part of it."""
     logprobs: int | None = None
     """How many of the likeliest tokens to tell with each token of the answer's text (`LiveGeneration.logprobs`)."""
     lenient: bool = False
-    """Whether a history is carried as nearly as can be where it cannot be taken as it stands (`chat.Conversation`)."""
+    """A history is carried as nearly as can be where it cannot be taken as it stands (`chat.PromptRequest`)."""
     names: Sequence[str] = ()
-    """What the caller knows each of the request's messages by, where that is not its index."""
+    """The caller's own names of the request's messages, where these are not their indices."""
     continuations: Mapping[int, Continuation] | None = None
     """Those that came with the request's messages, by their index. None: nobody wants any, and none is made."""

@@ -28,13 +28,13 @@ class GenerationDefaults:
 
     @property
     def reasons(self) -> bool:
-        """Whether the model is told to reason: a switch is on, or an effort is set and none is off."""
+        """True where the model is told to reason: a switch is on, or an effort is set and none is off."""
         return self.thinking is True or (self.thinking is None and self.reasoning_effort is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What a model takes. `temperature_max` is inclusive; `max_output_tokens` 0: no limit."""
+    """Limits of a model's parameters. `temperature_max` is inclusive; `max_output_tokens` 0: no limit."""
 
     reasoning_efforts: Sequence[ReasoningEffort] = ()
     thinking: bool = False
@@ -45,7 +45,7 @@ class ModelLimits:
 
 
 def supported(config: ModelConfig, capabilities: Capabilities) -> ModelLimits:
-    """What the owner says that the model takes, and its template can tell it: never more than either."""
+    """Limits that the owner states and the template can express: never more than either."""
     said = config.supports
     efforts = capabilities.reasoning_efforts
     if said.reasoning_efforts is not None:

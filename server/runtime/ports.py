@@ -1,4 +1,4 @@
-"""What the runtime needs from the rooms below, as narrow as it uses them. Tests put controllable doubles here."""
+"""Ports: protocols of the rooms below, as narrow as the runtime uses them. Tests put controllable doubles here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class OutputParser(Protocol):
 
     @property
     def broken(self) -> bool:
-        """Whether the output is malformed already, whatever may still come: more of it is in vain."""
+        """True once the output is malformed, whatever may still come: more of it is in vain."""
         ...
 
     @property
@@ -47,7 +47,7 @@ class OutputParser(Protocol):
 
 
 class Events(Protocol):
-    """What comes of one job: `Text`…, then exactly one `Done` or `Failed`. Closing it cancels the job."""
+    """Events of one request: `TextChunk`s, then exactly one `Finished` or `Failed`. Closing it cancels the request."""
 
     def __aiter__(self) -> AsyncIterator[Event]: ...
 
@@ -55,14 +55,14 @@ class Events(Protocol):
 
 
 class ModelEngine(Protocol):
-    """One loaded model. It outlives its worker's death; jobs in flight fail then."""
+    """One loaded model. It outlives its worker's death; requests in flight fail then."""
 
     @property
     def info(self) -> ModelInfo: ...
 
     @property
     def alive(self) -> bool:
-        """Whether its worker is there; it comes back by itself."""
+        """True while its worker is there; it comes back by itself."""
         ...
 
     @property
@@ -80,11 +80,11 @@ class ModelEngine(Protocol):
         ...
 
     def finish(self, job_id: int) -> None:
-        """Lets a job that has output end with it, and its `Done` soon come."""
+        """Lets a request that has output end with it, and its `Finished` soon come."""
         ...
 
     def cancel(self, job_id: int) -> None:
-        """Ends a job at once. One that is over or unknown is left alone."""
+        """Ends a request at once. One that is over or unknown is left alone."""
         ...
 
     async def close(self) -> None: ...

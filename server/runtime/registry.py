@@ -76,7 +76,12 @@ class GenerationRegistry:
     ) -> LiveGeneration:
         """Admits a generation, starts its deadline, `seconds` from now, and its `run`. Raises as `Runtime.generate`."""
         try:
-            self._admit(caller, id, request)
+            self.check_open()
+            if id in self._live.get(caller.endpoint, {}):
+                raise WireError("invalid-request", "a generation with this id is active")
+            self.rates.admit(caller.endpoint, self._clock.now())
+            check_places((live.endpoint for live in self.live()), caller.endpoint, self._limits, "generations")
+            check_images(request, self._limits)
         except WireError as error:
             self._metrics.refused(error)
             raise
@@ -90,14 +95,6 @@ class GenerationRegistry:
         self._tasks.add(live.task)
         live.task.add_done_callback(self._tasks.discard)
         return live
-
-    def _admit(self, caller: Caller, id: str, request: GenerationRequest) -> None:
-        self.check_open()
-        if id in self._live.get(caller.endpoint, {}):
-            raise WireError("invalid-request", "a generation with this id is active")
-        self.rates.admit(caller.endpoint, self._clock.now())
-        check_places((live.endpoint for live in self.live()), caller.endpoint, self._limits, "generations")
-        check_images(request, self._limits)
 
     def _unregister(self, live: LiveGeneration) -> None:
         self._metrics.ended(live)

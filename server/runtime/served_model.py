@@ -28,7 +28,7 @@ _IMAGES = ImageLimits()
 
 @dataclass(frozen=True, slots=True)
 class FileVersion:
-    """What tells one state of a model's file from another."""
+    """Identity of one state of a model's file."""
 
     inode: int
     size: int
@@ -159,8 +159,9 @@ class ServedModel:
         self._expired(self)
 
     async def capabilities(self) -> Capabilities:
-        """What the model can do, cut down to what the owner offers, true when it returns: what changes while this waits
-        is looked at again. Raises `provider-error`; `selection-expired` where the owner has disabled the connection."""
+        """Capabilities of the model, cut down to what the owner offers, true when it returns: what changes while this
+        waits is looked at again. Raises `provider-error`; `selection-expired` where the owner has disabled the
+        connection."""
         while self.enabled:
             if self.refresh_file() and self._capabilities is not None:
                 return self._capabilities
@@ -271,7 +272,7 @@ def _file_version(path: Path) -> FileVersion | None:
 
 
 def satisfies(config: ModelConfig, capabilities: Capabilities, requirements: Requirements) -> bool:
-    """Whether a connection can do all that is required, without any downgrade (NAP-LLM, "Requirements")."""
+    """True where a connection can do all that is required, without any downgrade (NAP-LLM, "Requirements")."""
     return (
         (requirements.model is None or requirements.model == config.model)
         and (capabilities.images or not requirements.images)

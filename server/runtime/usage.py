@@ -1,4 +1,4 @@
-"""What a generation's usage counts beyond what the engine counts itself (NAP-LLM, "Usage")."""
+"""Reasoning tokens of a generation's usage, which the engine cannot count itself (NAP-LLM, "Usage")."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ def count_reasoning(ends: Sequence[int], thoughts: Iterable[tuple[int, int | Non
     """The tokens that hold some of a model's thinking. The brackets around it are none, as vLLM counts; a token that
     holds the end of one and the beginning of the other is.
 
-    `ends`: for each token, the characters of the output to its end (`Done.ends`). `thoughts`: where thinking begins and
-    ends in those characters, in their order; without an end it goes on to that of the output.
+    `ends`: for each token, the characters of the output to its end (`Finished.ends`). `thoughts`: where thinking
+    begins and ends in those characters, in their order; without an end it goes on to that of the output.
     """
     edges = [0, *ends]
     count = counted = 0

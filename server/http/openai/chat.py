@@ -250,7 +250,7 @@ class ChatCompletionWriter:
         return b"".join([*chunks, stream.event(b"[DONE]")])
 
     def _change(self, delta: Delta) -> dict[str, Any] | None:
-        """What a delta adds to the message."""
+        """Addition of a delta to the message."""
         if delta.event == "start" and delta.block == "toolCall":
             index = self._calls[delta.block_index] = len(self._calls)
             head = {"index": index, **_call_head(delta.tool_call_id), "function": _function(delta.name, "")}

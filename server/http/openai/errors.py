@@ -22,7 +22,7 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_
 
 _RATES = ("rate", "concurrency", "queue")
 _NO_RETRY = (b"x-should-retry", b"false")
-"""What OpenAI's clients obey where they would try a status again."""
+"""Header that keeps OpenAI's clients from trying a status again."""
 
 
 class ApiError(ErrorResponse):

@@ -1,4 +1,4 @@
-"""What requests of the OpenAI API have in common, read strictly into the wire's records.
+"""Parameters that requests of the OpenAI API share, read strictly into the wire's records.
 
 A parameter is honoured, or asks for nothing that we do not do anyway, or is refused by its name: none that would change
 the output is passed over in silence.
@@ -56,7 +56,7 @@ INERT = {
 
 @dataclass(frozen=True, slots=True)
 class ParameterPolicy:
-    """What becomes of a projection's parameters: by name, those honoured; those without effect; and those known and
+    """Treatment of an API's parameters: by name, those honoured; those without effect; and those known and
     not honoured, each with the values that ask for nothing."""
 
     honoured: frozenset[str]
