@@ -28,7 +28,7 @@ class ChatService(Protocol):
     async def validate_answer(self, schema: Mapping[str, Any] | bool, answer: Any, scope: str) -> None: ...
 
 
-class OutputParser(Protocol):
+class StreamParser(Protocol):
     """Text in, blocks out. `finish` raises MalformedOutput."""
 
     @property
@@ -93,7 +93,7 @@ class ModelEngine(Protocol):
 StartEngine = Callable[[EngineConfig], Awaitable[ModelEngine]]
 """Loads a model. Raises EngineError."""
 
-MakeParser = Callable[[ParserSpec], OutputParser]
+MakeParser = Callable[[ParserSpec], StreamParser]
 
 FetchFile = Callable[[ModelSource], Path]
 """The model's file on this machine, fetched where it is missing. Blocks; called in a thread."""

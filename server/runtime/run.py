@@ -31,7 +31,7 @@ from server.runtime.generation import LiveGeneration, Outcome
 from server.runtime.handles import Handles
 from server.runtime.logprobs import AnswerLogprobs
 from server.runtime.metrics import GenerationCounters
-from server.runtime.ports import ChatService, MakeParser, ModelEngine, OutputParser
+from server.runtime.ports import ChatService, MakeParser, ModelEngine, StreamParser
 from server.runtime.selection import Selector
 from server.runtime.served_model import ServedModel, selection_changed
 from server.runtime.usage import count_reasoning
@@ -262,7 +262,7 @@ class GenerationRun:
             raise malformed() from None
         raise WireError("provider-error", "the engine ended without a result")
 
-    def _take(self, chunk: TextChunk, parser: OutputParser) -> None:
+    def _take(self, chunk: TextChunk, parser: StreamParser) -> None:
         live = self._live
         if live.first_token is None:
             live.stage, live.first_token = "decoding", time.time()
@@ -275,7 +275,7 @@ class GenerationRun:
         if parser.broken:
             raise malformed()
 
-    async def _finish(self, end: Finished, parser: OutputParser, prepared: PreparedPrompt) -> Generation:
+    async def _finish(self, end: Finished, parser: StreamParser, prepared: PreparedPrompt) -> Generation:
         live = self._live
         live.stage = "checking"
         live.tokens = end.tokens

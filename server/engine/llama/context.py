@@ -190,9 +190,15 @@ class Context:
         """A sequence and what it holds, while that is so."""
         self._logits_at = 0
         self._logits: NDArray[np.float32] = np.zeros((0, 0), np.float32)
-        # llama.cpp asks the abort callback between graph nodes, some thousand times a step; through Python each call
-        # would wait for the GIL. `strlen` of a two-byte buffer has the callback's shape and returns its answer:
-        # 0 while the first byte is 0, else 1.
+        self._register_abort()
+
+    def _register_abort(self) -> None:
+        """The flag of `abort`, and the callback by which llama.cpp reads it.
+
+        llama.cpp asks between graph nodes, some thousand times a step; through Python each call would wait for the
+        GIL. `strlen` of a two-byte buffer has the callback's shape and returns its answer: 0 while the first byte is 0,
+        else 1.
+        """
         self._flag = ctypes.create_string_buffer(2)
         self._abort = ctypes.cast(libc.strlen, C.ggml_abort_callback)
         C.llama_set_abort_callback(self._p, self._abort, ctypes.addressof(self._flag))
