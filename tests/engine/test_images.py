@@ -45,7 +45,7 @@ class Bench(TextBench):
         self.gate = threading.Event()
         self.gate.set()
         self.begun = threading.Semaphore(0)
-        encode = self.encoder._model.encode
+        encode = self.encoder._projector.encode
 
         def gated(picture: RgbImage) -> Any:
             self.encoded.append(picture.digest)
@@ -53,7 +53,7 @@ class Bench(TextBench):
             assert self.gate.wait(30)
             return encode(picture)
 
-        self.encoder._model.encode = gated  # type: ignore[method-assign]
+        self.encoder._projector.encode = gated  # type: ignore[method-assign]
 
     def submit(self, prompt: Prompt, *, max_tokens: int = 12, scope: str | None = None) -> int:
         number = next(self._ids)
@@ -453,14 +453,14 @@ def test_an_image_of_a_shape_that_the_projector_does_not_take(bench: Bench, monk
 
 
 def test_an_image_that_cannot_be_encoded_fails_those_that_wait_for_it_alone(bench: Bench) -> None:
-    encode = bench.encoder._model.encode
+    encode = bench.encoder._projector.encode
 
     def failing(picture: RgbImage) -> Any:
         if picture.digest == B.digest:
             raise ProjectorError("no")
         return encode(picture)
 
-    bench.encoder._model.encode = failing  # type: ignore[method-assign]
+    bench.encoder._projector.encode = failing  # type: ignore[method-assign]
     good, bad, text = bench.submit([A, "?"]), bench.submit(["look ", B, "?"]), bench.submit(["Once"])
     bench.run()
     assert bench.answer(good)[1].output_tokens == bench.answer(text)[1].output_tokens == 12
